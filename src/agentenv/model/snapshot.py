@@ -1,0 +1,86 @@
+"""What a snapshot is: a disk stack, a memory stack and a device state of one instant, and what restoring it needs.
+
+A template is a snapshot with names. A durable pause is a snapshot that belongs to one sandbox.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the guest sees. Units are in the names."""
+
+    cpu_count: int
+    memory_mib: int
+    disk_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStack:
+    """Read-only layers of a disk, bottom first, by layer id."""
+
+    size_bytes: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStack:
+    """Read-only layers of a memory image, bottom first, by layer id.
+
+    `image_id` names the exported inode that clones map: it never changes its content, so equal ids mean shared pages.
+    """
+
+    image_id: str
+    size_bytes: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFingerprint:
+    """What must be equal for a device state to load: a restore on anything else is refused, never tried.
+
+    QEMU's own check is switched off (`send-configuration=off`), so this record replaces it.
+    """
+
+    driver: str
+    accelerator: str
+    vmm_build: str
+    cpu_model: str
+    kernel: str
+    tsc_khz: int
+    command_hash: str
+
+
+class SnapshotKind(enum.StrEnum):
+    """Why a snapshot exists, which decides when it may be collected."""
+
+    TEMPLATE = "template"
+    SNAPSHOT = "snapshot"
+    PAUSE = "pause"
+    FORK = "fork"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotManifest:
+    """The record of one committed snapshot; its appearance in the repository is the commit."""
+
+    snapshot_id: str
+    kind: SnapshotKind
+    created_at: float
+    resources: Resources
+    disk: DiskStack
+    memory: MemoryStack
+    device_state: str
+    machine: MachineFingerprint
+    # The sandbox whose derived token the guest daemon holds in this memory image; "" where none was set yet.
+    token_owner: str
+    # The sandbox that the snapshot was taken of and the template it began from; "" for a template's own build.
+    source_sandbox_id: str = ""
+    template_id: str = ""
+    names: tuple[str, ...] = ()
+    build_id: str = ""
+    env_vars: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
