@@ -1,0 +1,103 @@
+"""The node's own calls to envd: /init after every boot and restore, /health. Not the SDKs' traffic, which the proxy carries.
+
+One fresh connection per call and none kept: a connection must never survive into another generation of the VM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from agentenv.errors import GuestError, GuestUnresponsive
+
+ENVD_PORT: Final = 49983
+ENTROPY_BYTES: Final = 64
+# A SYN that meets a guest which is not up yet is lost, and the kernel would repeat it after a whole second.
+CONNECT_TIMEOUT_S: Final = 0.25
+RETRY_PAUSE_S: Final = 0.004
+RESPONSE_BYTES_MAX: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GuestIdentity:
+    """What makes a restored guest this sandbox and no other."""
+
+    sandbox_id: str
+    template_id: str
+    # None for a sandbox without `secure`: envd then asks nobody for a token.
+    access_token: str | None
+    # The token that the guest holds from the snapshot's own time; presented to be allowed to change it.
+    previous_token: str | None
+    env_vars: dict[str, str] = field(default_factory=dict)
+    default_user: str = "user"
+    default_workdir: str = ""
+
+
+async def init(address: str, identity: GuestIdentity, generation: int, deadline_s: float) -> None:
+    """Make the guest this sandbox: clock, random seed, host name, machine id, environment, token.
+
+    Repeats until envd answers or `deadline_s` passed. Raises `GuestUnresponsive`, or `GuestError` when envd refused.
+    """
+    until = time.monotonic() + deadline_s
+    last: Exception | None = None
+    while (left := until - time.monotonic()) > 0:
+        # Made anew for each try, so that the clock is right when it arrives.
+        body = _init_body(identity, generation)
+        try:
+            status, text = await asyncio.wait_for(_post(address, "/init", body, identity.previous_token), left)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            last = error
+            await asyncio.sleep(RETRY_PAUSE_S)
+            continue
+        if status == 204:
+            return
+        raise GuestError(f"the guest daemon refused /init with {status}: {text[:200]}")
+    raise GuestUnresponsive(f"the guest daemon did not answer within {deadline_s:g} s") from last
+
+
+def _init_body(identity: GuestIdentity, generation: int) -> dict[str, Any]:
+    return {
+        "sandboxID": identity.sandbox_id,
+        "templateID": identity.template_id,
+        "hostname": identity.sandbox_id,
+        "machineID": secrets.token_hex(16),
+        "entropy": base64.b64encode(secrets.token_bytes(ENTROPY_BYTES)).decode(),
+        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        "accessToken": identity.access_token or "",
+        "envVars": identity.env_vars,
+        "defaultUser": identity.default_user,
+        "defaultWorkdir": identity.default_workdir,
+        "lifecycleID": str(generation),
+    }
+
+
+async def _post(address: str, path: str, body: dict[str, Any], token: str | None) -> tuple[int, str]:
+    """One HTTP/1.1 request on a connection of its own; returns status and body text."""
+    payload = json.dumps(body).encode()
+    head = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {address}:{ENVD_PORT}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(payload)}",
+        "Connection: close",
+    ]
+    if token:
+        head.append(f"X-Access-Token: {token}")
+    reader, writer = await asyncio.wait_for(asyncio.open_connection(address, ENVD_PORT), CONNECT_TIMEOUT_S)
+    try:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + payload)
+        # Only the head counts for a 204; waiting for the guest to close would cost a scheduling round under TCG.
+        raw_head = await reader.readuntil(b"\r\n\r\n")
+        status = int(raw_head.split(b" ", 2)[1])
+        text = "" if status == 204 else (await reader.read(RESPONSE_BYTES_MAX)).decode(errors="replace")
+        return status, text
+    finally:
+        writer.close()
