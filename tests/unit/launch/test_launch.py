@@ -1,0 +1,115 @@
+"""aenv-launch as the server uses it: the program outlives its caller, and enters a namespace of the host.
+
+The binary's own tests (crates/launch) cover the options; these need a caller that dies, or root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 10.0
+
+
+def _binary() -> str:
+    """The built binary: AENV_BIN_DIR as `make test` sets it, else the cargo target folder, else PATH."""
+    candidates = [os.environ.get("AENV_BIN_DIR", "")]
+    target = os.environ.get("CARGO_TARGET_DIR", "target")
+    candidates += [f"{target}/release", f"{target}/debug"]
+    found = shutil.which("aenv-launch", path=os.pathsep.join([*filter(None, candidates), os.environ["PATH"]]))
+    if found is None:
+        pytest.skip("aenv-launch is not built: cargo build --release -p aenv-launch")
+    return found
+
+
+def _wait_for_record(path: Path) -> dict[str, Any]:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        if path.exists():
+            record: dict[str, Any] = json.loads(path.read_text())
+            return record
+    raise AssertionError(f"no record at {path} after {DEADLINE_S} s")
+
+
+def _is_alive(record: dict[str, Any]) -> bool:
+    try:
+        stat = Path(f"/proc/{record['pid']}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] != "Z" and int(fields[19]) == record["start_time_ticks"]
+
+
+@pytest.fixture
+def record_path(tmp_path: Path) -> Iterator[Path]:
+    """Where the record goes; the recorded process is killed after the test."""
+    path = tmp_path / "record"
+    yield path
+    if path.exists():
+        record = json.loads(path.read_text())
+        if _is_alive(record):
+            os.kill(record["pid"], signal.SIGKILL)
+
+
+def _command(record: Path, *program: str, options: tuple[str, ...] = ()) -> list[str]:
+    log = record.with_name("log")
+    return [_binary(), "--record", str(record), "--log", str(log), *options, "--", *program]
+
+
+def test_the_program_survives_the_death_of_its_caller_and_of_the_group(record_path: Path) -> None:
+    """A caller in its own group starts the program and hangs; then the whole group is killed."""
+    command = _command(record_path, "/bin/sleep", "60")
+    script = f"import subprocess, sys; subprocess.run({command!r}, check=True); sys.stdin.read()"
+    caller = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stdin=subprocess.PIPE)
+    with caller:
+        record = _wait_for_record(record_path)
+        os.killpg(caller.pid, signal.SIGKILL)
+    assert caller.returncode == -signal.SIGKILL
+    assert _is_alive(record)
+
+
+def test_the_call_returns_although_the_program_goes_on_writing(record_path: Path) -> None:
+    """Pipes of the caller must not stay open in the program, or reading its output would never end."""
+    command = _command(record_path, "/bin/sh", "-c", "echo started; exec sleep 60")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert json.loads(done.stdout) == json.loads(record_path.read_text())
+    assert done.stderr == ""
+
+
+@pytest.mark.host
+def test_the_program_runs_in_the_named_namespace(record_path: Path) -> None:
+    name = f"aenv-launch-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(
+            _command(record_path, "/bin/sleep", "60", options=("--netns", name)), check=True, stdout=subprocess.DEVNULL
+        )
+        pid = json.loads(record_path.read_text())["pid"]
+        assert os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat(f"/run/netns/{name}").st_ino
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def test_a_launch_costs_less_than_three_milliseconds_more_than_the_exec(record_path: Path) -> None:
+    """Medians of interleaved runs, since the machine may be busy; the promise is aenv-launch's share alone."""
+
+    def seconds(command: list[str]) -> float:
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+    command = _command(record_path, "/bin/true")
+    pairs = [(seconds(command), seconds(["/bin/true"])) for _ in range(40)]
+    extra_s = statistics.median(launched for launched, _ in pairs) - statistics.median(bare for _, bare in pairs)
+    assert extra_s < 0.003
