@@ -1,1 +1,3 @@
-//! Placeholder until the first commit of this crate.
+//! Messages that the daemons exchange with the server. Shapes only: no transport, no behaviour.
+
+pub mod route;
