@@ -1,0 +1,55 @@
+"""One call of the control plane: URL, key, and the answer's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.client.errors import ProtocolError
+from agentenv.client.transport import Transport, peer_of
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, decoded body (None when empty) and the paging token of one answer."""
+
+    status: int
+    data: Any
+    next_token: str | None
+
+
+class Api:
+    """Calls with the API key. The key goes to `base_url` only, never to a sandbox."""
+
+    def __init__(self, transport: Transport, base_url: str, api_key: str | None) -> None:
+        self.transport = transport
+        self.base_url = base_url
+        self._headers = {} if api_key is None else {"X-API-Key": api_key}
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *expect: int,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        idempotent: bool = False,
+    ) -> Answer:
+        """Send and decode. Raises `ApiError`, `TransportError` classes, `ProtocolError`."""
+        answer = await self.transport.request(
+            method,
+            self.base_url + path,
+            headers={**self._headers, **(headers or {})},
+            expect=expect,
+            idempotent=idempotent,
+            params=params,
+            body=body,
+        )
+        try:
+            data = json.loads(answer.content) if answer.content else None
+        except ValueError as error:
+            raise ProtocolError(f"{peer_of(self.base_url)}: the answer to {method} {path} is not JSON") from error
+        return Answer(answer.status_code, data, answer.headers.get("x-next-token"))
