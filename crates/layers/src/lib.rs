@@ -1,1 +1,53 @@
-//! Placeholder until the first commit of this crate.
+//! Disk and memory images as stacks of LSMT layers: the on-disk format and nothing else.
+//!
+//! Owns: the bytes of a sealed layer, the bytes of a writable upper and its map, the merged index of a stack, and the
+//! order of writes that makes a crash harmless. Does not own: threads, sockets, FUSE, compression, remote stores, and
+//! durability (nothing here calls `fsync`; `spec/layers.md` lists what the caller must sync, and when).
+//!
+//! ```text
+//!   Stack ── Upper (data file + map file)      writable, in place
+//!     │        └─ seal ──> Layer               same file, index and trailer appended
+//!     └───── Lowers (Layer, Layer, ...)        immutable, shared by all stacks through a Registry
+//! ```
+//!
+//! All offsets and lengths of the public interface are bytes and must be multiples of [`SECTOR_BYTES`].
+
+mod error;
+mod extent;
+mod file_ops;
+mod header;
+mod import;
+mod index;
+mod layer;
+mod lowers;
+mod map;
+mod map_header;
+mod merge;
+mod registry;
+mod seal;
+mod segment;
+mod stack;
+mod upper;
+mod uuid;
+mod writer;
+
+#[cfg(test)]
+mod crash_test;
+
+pub use error::{Damage, Error, ErrorKind, Result};
+pub use extent::{Extent, ExtentKind};
+pub use header::HEADER_BYTES;
+pub use import::{ImportReport, import_raw};
+pub use index::Index;
+pub use layer::Layer;
+pub use merge::{MergeReport, merge};
+pub use registry::Registry;
+pub use seal::SealReport;
+pub use segment::{MAX_SEGMENT_SECTORS, Segment};
+pub use stack::{MAX_LAYERS, Stack};
+pub use upper::{FileState, MAX_UPPER_BYTES, Upper, map_path, probe};
+pub use uuid::Uuid;
+pub use writer::LayerWriter;
+
+/// The unit of every offset and length in the format.
+pub const SECTOR_BYTES: u64 = 512;

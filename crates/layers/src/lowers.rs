@@ -1,0 +1,100 @@
+//! The sealed part of a stack: layers, bottom first, and their merged index. Immutable, so stacks share it.
+
+use std::sync::Arc;
+
+use crate::SECTOR_BYTES;
+use crate::error::{Error, Result};
+use crate::extent::Sectors;
+use crate::index::{Index, Piece, flatten, overlay};
+use crate::layer::Layer;
+use crate::segment::Segment;
+use crate::stack::MAX_LAYERS;
+
+#[derive(Debug, Default)]
+pub(crate) struct Lowers {
+    layers: Vec<Arc<Layer>>,
+    index: Arc<Index>,
+}
+
+impl Lowers {
+    /// Merges the layers' indexes. Errors: `TooManyLayers`, `TooManySegments`.
+    pub fn new(layers: Vec<Arc<Layer>>) -> Result<Self> {
+        check_depth(layers.len())?;
+        let index = match layers.as_slice() {
+            // The tag of a lone layer is 0, as in its own index.
+            [one] => one.shared_index(),
+            _ => {
+                let lists: Vec<&[Segment]> = layers.iter().map(|layer| layer.segments()).collect();
+                Arc::new(Index::new(flatten(&lists, 0))?)
+            }
+        };
+        Ok(Lowers { layers, index })
+    }
+
+    /// These layers with one more on top; only the new one is merged.
+    pub fn extended(&self, layer: Arc<Layer>) -> Result<Self> {
+        check_depth(self.layers.len() + 1)?;
+        if self.layers.is_empty() {
+            return Lowers::new(vec![layer]);
+        }
+        // The check above keeps the tag in 8 bits.
+        let tag = self.layers.len() as u8;
+        let newer: Vec<Segment> = layer.segments().iter().map(|s| s.with_tag(tag)).collect();
+        let index = Arc::new(Index::new(overlay(self.index.segments(), &newer))?);
+        let layers = self.layers.iter().cloned().chain([layer]).collect();
+        Ok(Lowers { layers, index })
+    }
+
+    pub fn layers(&self) -> &[Arc<Layer>] {
+        &self.layers
+    }
+
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Fills `buf` with the sectors from `start` on; unmapped ones are zero.
+    pub fn read(&self, buf: &mut [u8], start: u64) -> Result<()> {
+        let end = start + buf.len() as u64 / SECTOR_BYTES;
+        let place = |sector: u64| ((sector - start) * SECTOR_BYTES) as usize;
+        self.index.for_each(start, end, |piece| match piece {
+            Piece::Hole(first, sectors) => {
+                buf[place(first)..place(first + sectors)].fill(0);
+                Ok(())
+            }
+            Piece::Mapped(segment) => {
+                let part = &mut buf[place(segment.start())..place(segment.end())];
+                self.read_segment(part, &segment)
+            }
+        })
+    }
+
+    fn read_segment(&self, part: &mut [u8], segment: &Segment) -> Result<()> {
+        if segment.is_zero() {
+            part.fill(0);
+            return Ok(());
+        }
+        // Tags are given by this module and number the layers.
+        self.layers[usize::from(segment.tag())].read_data(part, segment.file_sector())
+    }
+
+    /// Calls `visit(sectors, is data)` for the parts of the range, in order.
+    pub fn for_each_part(&self, range: Sectors, mut visit: impl FnMut(Sectors, bool)) {
+        let visited: Result<(), std::convert::Infallible> =
+            self.index.for_each(range.start, range.end, |piece| {
+                match piece {
+                    Piece::Hole(first, sectors) => visit(Sectors { start: first, end: first + sectors }, false),
+                    Piece::Mapped(s) => visit(Sectors { start: s.start(), end: s.end() }, !s.is_zero()),
+                }
+                Ok(())
+            });
+        let Ok(()) = visited;
+    }
+}
+
+pub(crate) fn check_depth(count: usize) -> Result<()> {
+    match count > MAX_LAYERS {
+        true => Err(Error::TooManyLayers { count, limit: MAX_LAYERS }),
+        false => Ok(()),
+    }
+}

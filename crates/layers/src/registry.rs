@@ -1,0 +1,100 @@
+//! Shares open layers between stacks: fifty stacks over one base hold one descriptor and one index of it.
+//!
+//! A layer is known by device and inode number, not by name. The registry keeps no layer alive; a number cannot be used
+//! again while a layer is open, so a living entry is never the wrong file.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::error::Result;
+use crate::layer::{Identity, Layer};
+use crate::lowers::Lowers;
+
+/// Entries of dead layers are dropped when a table has grown to twice what lived at the last look, and to this at least.
+const SWEEP_MIN_ENTRIES: usize = 64;
+
+/// Open layers and merged indexes, by file identity.
+#[derive(Debug, Default)]
+pub struct Registry {
+    layers: Mutex<Table<Identity, Layer>>,
+    lowers: Mutex<Table<Vec<Identity>, Lowers>>,
+}
+
+impl Registry {
+    pub fn new() -> Arc<Registry> {
+        Arc::default()
+    }
+
+    /// The layer at `path`, opened and checked only if no stack has it open. Errors: as [`Layer::open`].
+    pub fn open(&self, path: &std::path::Path) -> Result<Arc<Layer>> {
+        let (file, metadata) = Layer::open_file(path)?;
+        if let Some(layer) = locked(&self.layers).get(&Identity::of(&metadata)) {
+            return Ok(layer);
+        }
+        // Not under the lock: a large index takes milliseconds. Two that race both read it, and one is kept.
+        Ok(self.keep(Arc::new(Layer::load(path, file, &metadata)?)))
+    }
+
+    /// Makes a layer known that was opened elsewhere; returns the one to use.
+    pub(crate) fn keep(&self, layer: Arc<Layer>) -> Arc<Layer> {
+        locked(&self.layers).insert(layer.identity(), layer)
+    }
+
+    /// The layers, bottom first, with their merged index, shared with every stack over the same ones.
+    pub(crate) fn lowers(&self, paths: &[PathBuf]) -> Result<Arc<Lowers>> {
+        crate::lowers::check_depth(paths.len())?;
+        let layers = paths.iter().map(|path| self.open(path)).collect::<Result<Vec<_>>>()?;
+        let key = identities(&layers);
+        if let Some(lowers) = locked(&self.lowers).get(&key) {
+            return Ok(lowers);
+        }
+        Ok(locked(&self.lowers).insert(key, Arc::new(Lowers::new(layers)?)))
+    }
+
+    /// Makes a merged index known that a seal has extended.
+    pub(crate) fn keep_lowers(&self, lowers: Arc<Lowers>) -> Arc<Lowers> {
+        locked(&self.lowers).insert(identities(lowers.layers()), lowers)
+    }
+}
+
+fn identities(layers: &[Arc<Layer>]) -> Vec<Identity> {
+    layers.iter().map(|layer| layer.identity()).collect()
+}
+
+/// A poisoned table is still a table: every change of it is one call of the map.
+fn locked<T>(table: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Table<K, V> {
+    entries: HashMap<K, Weak<V>>,
+    sweep_at: usize,
+}
+
+impl<K, V> Default for Table<K, V> {
+    fn default() -> Self {
+        Table { entries: HashMap::new(), sweep_at: SWEEP_MIN_ENTRIES }
+    }
+}
+
+impl<K: Eq + Hash, V> Table<K, V> {
+    fn get(&self, key: &K) -> Option<Arc<V>> {
+        self.entries.get(key)?.upgrade()
+    }
+
+    /// Keeps what is there if it lives, else `value`.
+    fn insert(&mut self, key: K, value: Arc<V>) -> Arc<V> {
+        if let Some(living) = self.get(&key) {
+            return living;
+        }
+        if self.entries.len() >= self.sweep_at {
+            self.entries.retain(|_, entry| entry.strong_count() > 0);
+            self.sweep_at = (self.entries.len() * 2).max(SWEEP_MIN_ENTRIES);
+        }
+        self.entries.insert(key, Arc::downgrade(&value));
+        value
+    }
+}
