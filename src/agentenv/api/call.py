@@ -1,0 +1,237 @@
+"""One request on its way through the API: endpoint table lines, the decoded call, and the guarded run of a handler.
+
+`Endpoint` is one line of the route table; everything that is said about a route (method, path, shapes, success
+codes, whether it changes anything) is said there once, and `openapi` reads it too. `run` is what every request goes
+through: key, body, decoding, budget, disconnect, error table, log.
+
+Cancellation. Neither uvicorn nor Starlette cancels a handler when its client goes away: uvicorn only offers an
+`http.disconnect` message, which nobody reads. So `run` reads it and cancels the handler of a changing request; the
+node then finishes or undoes what it began, as its interface promises. Nothing is shielded here, with one
+exception: a create with an Idempotency-Key runs to its end, because its answer is for the client's next attempt
+(see `idempotency`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from agentenv.api import errors
+from agentenv.api.idempotency import Idempotency
+from agentenv.api.keys import ApiKeys
+from agentenv.api.settings import ApiSettings
+from agentenv.api.wire import encode
+from agentenv.clock import Clock
+from agentenv.errors import AenvError, InvalidRequest
+from agentenv.model import new_build_id
+from agentenv.node.interface import NodeInterface
+
+B = TypeVar("B")
+
+_log = structlog.get_logger("agentenv.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all requests of one app share."""
+
+    node: NodeInterface
+    keys: ApiKeys
+    settings: ApiSettings
+    idempotency: Idempotency
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[B]):
+    """One decoded request. `params` are path segments, percent-decoded after the path was split."""
+
+    context: Context
+    params: Mapping[str, str]
+    query: QueryParams
+    headers: Headers
+    raw_body: bytes
+    body: B
+
+    @property
+    def node(self) -> NodeInterface:
+        """The node that the app was made for."""
+        return self.context.node
+
+    @property
+    def settings(self) -> ApiSettings:
+        """The app's settings."""
+        return self.context.settings
+
+    @property
+    def now_s(self) -> float:
+        """Unix seconds."""
+        return self.context.clock.wall()
+
+
+Handler = Callable[[Call[B]], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[B]):
+    """One route. `results` maps each success status to the shape of its body (None: no body)."""
+
+    operation: str
+    method: str
+    path: str
+    handler: Handler[B]
+    body: type[B]
+    results: Mapping[int, Any]
+    query: tuple[str, ...] = ()
+    errors: tuple[int, ...] = ()
+    authenticated: bool = True
+
+    @property
+    def mutates(self) -> bool:
+        """Whether it changes something: it is logged, and ended when its client goes away."""
+        return self.method != "GET"
+
+
+def json_response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A success with a body."""
+    return Response(encode(value), status, dict(headers or {}), media_type="application/json")
+
+
+def no_content() -> Response:
+    """204, which must have no body."""
+    return Response(status_code=204)
+
+
+async def run(endpoint: Endpoint[Any], context: Context, request: Request, params: Mapping[str, str]) -> Response:
+    """Answer one request; raises nothing but cancellation."""
+    began = context.clock.monotonic()
+    failure: BaseException | None = None
+    try:
+        response = await _guarded(endpoint, context, request, params)
+    except AenvError as error:
+        failure, response = error, errors.error_response(error)
+    except Exception as error:
+        failure, response = error, internal_error_response(endpoint.operation, error)
+    if endpoint.mutates or response.status_code >= 500:
+        _log.info(
+            "request",
+            operation=endpoint.operation,
+            status=response.status_code,
+            duration_ms=round((context.clock.monotonic() - began) * 1_000, 3),
+            target=next(iter(params.values()), None),
+            error=type(failure).__name__ if failure is not None else None,
+            reason=str(failure)[:500] if isinstance(failure, AenvError) else None,
+        )
+    return response
+
+
+def internal_error_response(operation: str, error: Exception) -> Response:
+    """500 for a bug of ours: the log has everything, the client the id to find it by."""
+    incident = new_build_id()
+    _log.error("bug", operation=operation, incident=incident, exc_info=error)
+    return errors.error_response(errors.InternalError(f"internal error; the server's log has it as {incident}"))
+
+
+async def _guarded(endpoint: Endpoint[Any], context: Context, request: Request, params: Mapping[str, str]) -> Response:
+    if endpoint.authenticated:
+        context.keys.check(request.headers)
+    raw = await _read_body(request, context.settings) if endpoint.mutates and endpoint.body is not NoBody else b""
+    call = Call(
+        context=context,
+        params=params,
+        query=request.query_params,
+        headers=request.headers,
+        raw_body=raw,
+        body=_decode(raw, endpoint.body),
+    )
+    if not endpoint.mutates:
+        return await endpoint.handler(call)
+    return await _within_budget(endpoint.handler(call), request.receive, context.settings.request_s_max)
+
+
+class NoBody(msgspec.Struct, frozen=True):
+    """The body type of endpoints that read none; what a client sends is left unread."""
+
+
+_NO_BODY = NoBody()
+
+
+def _decode(raw: bytes, shape: type[B]) -> B:
+    """Decode a JSON body; an empty one, and `null`, mean an object without keys."""
+    if shape is NoBody:
+        return _NO_BODY  # type: ignore[return-value]
+    text = raw.strip()
+    try:
+        return msgspec.json.decode(b"{}" if text in (b"", b"null") else text, type=shape)
+    except msgspec.ValidationError as error:
+        # The message names the place as `$.timeout`.
+        raise InvalidRequest(f"invalid request body: {error}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("request body is nested too deeply") from error
+
+
+async def _read_body(request: Request, settings: ApiSettings) -> bytes:
+    """The whole body, within the limits of size and time. Chunked bodies carry no length, so both are counted."""
+    declared = request.headers.get("content-length", "")
+    limit = settings.body_bytes_max
+    too_large = errors.PayloadTooLarge(f"request body is larger than {limit} bytes")
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_read_s_max):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        raise errors.BodyTooSlow(f"request body did not arrive within {settings.body_read_s_max:g} seconds") from error
+    except ClientDisconnect as error:
+        raise errors.ClientGone("the client closed the connection while sending its body") from error
+    return bytes(body)
+
+
+async def _within_budget(work: Awaitable[Response], receive: Receive, budget_s: float) -> Response:
+    """Run `work` until it ends, its client goes away, or the budget is used up.
+
+    In the latter two cases `work` is cancelled and awaited. Safe to cancel: cancels `work` too.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return await task
+        left = gone.done()
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled() and not left:
+            # It ended in the very moment of the cancel; the answer is the truth.
+            return await task
+        if left:
+            raise errors.ClientGone("the client closed the connection before the answer")
+        raise errors.BudgetExceeded(f"the request was not done within {budget_s:g} seconds and was given up")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait({task, gone})
+        for ended in (task, gone):
+            if not ended.cancelled():
+                # Look at it, or asyncio complains about an exception that nobody retrieved.
+                ended.exception()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

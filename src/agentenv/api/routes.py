@@ -1,0 +1,183 @@
+"""The route table: every endpoint of this version, once. `app` serves it, `openapi` describes it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agentenv.api import own, sandboxes, templates, wire
+from agentenv.api.call import Endpoint, NoBody
+
+_PAGE: Final = ("limit", "nextToken")
+# What starting a VM may end in, beside the errors of every route (400, 401, 429, 500, 503).
+_START: Final = (404, 409, 504, 507)
+
+ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
+    Endpoint(
+        "createSandbox",
+        "POST",
+        "/v2/sandboxes",
+        sandboxes.create_v2,
+        wire.NewSandbox,
+        {201: wire.Sandbox},
+        errors=(*_START, 422),
+    ),
+    Endpoint(
+        "createSandboxV1",
+        "POST",
+        "/sandboxes",
+        sandboxes.create_v1,
+        wire.NewSandboxV1,
+        {201: wire.Sandbox},
+        errors=(*_START, 422),
+    ),
+    Endpoint(
+        "connectSandbox",
+        "POST",
+        "/v2/sandboxes/{sandbox_id}/connect",
+        sandboxes.connect,
+        wire.ConnectRequest,
+        {200: wire.Sandbox, 201: wire.Sandbox},
+        errors=_START,
+    ),
+    Endpoint(
+        "connectSandboxV1",
+        "POST",
+        "/sandboxes/{sandbox_id}/connect",
+        sandboxes.connect,
+        wire.ConnectRequest,
+        {200: wire.Sandbox, 201: wire.Sandbox},
+        errors=_START,
+    ),
+    Endpoint(
+        "listSandboxes",
+        "GET",
+        "/v2/sandboxes",
+        sandboxes.list_v2,
+        NoBody,
+        {200: list[wire.ListedSandbox]},
+        query=("metadata", "state", "startedAfter", "template", "order", *_PAGE),
+    ),
+    Endpoint(
+        "listSandboxesV1",
+        "GET",
+        "/sandboxes",
+        sandboxes.list_v1,
+        NoBody,
+        {200: list[wire.ListedSandbox]},
+        query=("metadata",),
+    ),
+    Endpoint(
+        "getSandbox",
+        "GET",
+        "/sandboxes/{sandbox_id}",
+        sandboxes.get,
+        NoBody,
+        {200: wire.SandboxDetail},
+        errors=(404,),
+    ),
+    Endpoint("killSandbox", "DELETE", "/sandboxes/{sandbox_id}", sandboxes.kill, NoBody, {204: None}, errors=(404,)),
+    Endpoint(
+        "setSandboxTimeout",
+        "POST",
+        "/sandboxes/{sandbox_id}/timeout",
+        sandboxes.set_timeout,
+        wire.TimeoutRequest,
+        {204: None},
+        errors=(404,),
+    ),
+    Endpoint(
+        "refreshSandbox",
+        "POST",
+        "/sandboxes/{sandbox_id}/refreshes",
+        sandboxes.refresh,
+        wire.RefreshRequest,
+        {204: None},
+        errors=(404,),
+    ),
+    Endpoint(
+        "pauseSandbox",
+        "POST",
+        "/sandboxes/{sandbox_id}/pause",
+        sandboxes.pause,
+        wire.PauseRequest,
+        {204: None},
+        errors=(404, 409, 507),
+    ),
+    Endpoint(
+        "resumeSandbox",
+        "POST",
+        "/sandboxes/{sandbox_id}/resume",
+        sandboxes.resume,
+        wire.ResumeRequest,
+        {201: wire.Sandbox},
+        errors=_START,
+    ),
+    Endpoint(
+        "forkSandbox",
+        "POST",
+        "/sandboxes/{sandbox_id}/fork",
+        sandboxes.fork,
+        wire.ForkRequest,
+        {201: list[wire.ForkEntry]},
+        errors=_START,
+    ),
+    Endpoint(
+        "snapshotSandbox",
+        "POST",
+        "/sandboxes/{sandbox_id}/snapshots",
+        sandboxes.snapshot,
+        wire.SnapshotRequest,
+        {201: wire.SnapshotAnswer},
+        errors=(404, 409, 507),
+    ),
+    Endpoint(
+        "listSnapshots",
+        "GET",
+        "/snapshots",
+        templates.list_snapshots,
+        NoBody,
+        {200: list[wire.SnapshotAnswer]},
+        query=("sandboxID", "name", *_PAGE),
+    ),
+    Endpoint(
+        "listTemplates",
+        "GET",
+        "/templates",
+        templates.list_templates,
+        NoBody,
+        {200: list[wire.Template]},
+        query=("teamID",),
+    ),
+    Endpoint(
+        "resolveTemplateAlias",
+        "GET",
+        "/templates/aliases/{alias}",
+        templates.resolve_alias,
+        NoBody,
+        {200: wire.TemplateAlias},
+        errors=(404,),
+    ),
+    Endpoint(
+        "deleteTemplate", "DELETE", "/templates/{template_id}", templates.delete, NoBody, {204: None}, errors=(404,)
+    ),
+    Endpoint("health", "GET", "/health", own.health, NoBody, {204: None}, authenticated=False),
+    Endpoint("describeNode", "GET", "/aenv/node", own.node, NoBody, {200: dict[str, Any]}),
+    Endpoint(
+        "describeSandbox",
+        "GET",
+        "/aenv/sandboxes/{sandbox_id}",
+        own.sandbox,
+        NoBody,
+        {200: wire.OwnSandbox},
+        errors=(404,),
+    ),
+    Endpoint(
+        "getTombstone",
+        "GET",
+        "/aenv/tombstones/{sandbox_id}",
+        own.tombstone,
+        NoBody,
+        {200: wire.TombstoneAnswer},
+        errors=(404,),
+    ),
+)

@@ -1,0 +1,37 @@
+"""An app on a fake node, and a client for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from agentenv.api import ApiKeys, ApiSettings, create_app
+from agentenv.clock import FakeClock
+from agentenv.node.fake import FakeNode
+
+KEY = "e2b_" + "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def node(clock: FakeClock) -> FakeNode:
+    return FakeNode(clock)
+
+
+@pytest.fixture
+def app(node: FakeNode, clock: FakeClock) -> Starlette:
+    return create_app(node, ApiKeys([KEY]), ApiSettings(), clock)
+
+
+@pytest.fixture
+async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers={"X-API-KEY": KEY}) as client:
+        yield client
