@@ -42,7 +42,11 @@ class MachineFiles:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttachment:
-    """The tap device that the VMM opens, inside the named network namespace (under /run/netns)."""
+    """The tap device that the VMM opens, inside the named network namespace (under /run/netns).
+
+    The rest goes onto the guest's kernel command line at a boot, and is the same for all sandboxes of a node.
+    `gateway_mac` is a static neighbour entry of the guest; "" leaves it to ARP.
+    """
 
     netns: str
     tap: str
@@ -50,6 +54,7 @@ class NetworkAttachment:
     guest_cidr: str
     gateway: str
     dns: tuple[str, ...]
+    gateway_mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
