@@ -190,7 +190,7 @@ def retry_wait_s(answer: httpx.Response, attempt: int) -> float | None:
         return None
     asked_s = retry_after_s(answer)
     if asked_s is None:
-        return min(RETRY_WAIT_FIRST_S * 2**attempt, RETRY_WAIT_MAX_S)
+        return min(RETRY_WAIT_FIRST_S * 2.0**attempt, RETRY_WAIT_MAX_S)
     return asked_s if asked_s <= RETRY_WAIT_MAX_S else None
 
 
