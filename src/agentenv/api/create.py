@@ -31,11 +31,13 @@ def spec_v1(body: NewSandboxV1, settings: ApiSettings) -> SandboxSpec:
     return _spec(body, secure=bool(body.secure), timeout_s_default=TIMEOUT_S_V1, settings=settings)
 
 
-def lifetime_s(value: float | None, default_s: float, settings: ApiSettings, *, zero_means: str = "") -> float:
+def lifetime_s(
+    value: float | None, default_s: float, settings: ApiSettings, *, field: str = "timeout", zero_means: str = ""
+) -> float:
     """A time to live in seconds.
 
     Zero is refused where a run would begin and end at once (clients that mean "no limit" or "default" send it);
-    `zero_means`, where given, is the documented meaning that makes it valid. Raises `InvalidRequest`.
+    `zero_means`, where given, is the documented meaning that makes it valid. Raises `InvalidRequest`, naming `field`.
     """
     if value is None:
         return default_s
@@ -43,7 +45,7 @@ def lifetime_s(value: float | None, default_s: float, settings: ApiSettings, *, 
     if not lowest <= value <= settings.timeout_s_max:
         unit = f"seconds from {lowest} to {settings.timeout_s_max}"
         hint = "" if zero_means or value != 0 else "; leave it out for the default"
-        raise InvalidRequest(f"timeout: must be {unit}{hint}")
+        raise InvalidRequest(f"{field}: must be {unit}{hint}")
     return float(value)
 
 

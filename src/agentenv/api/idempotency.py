@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from agentenv.api import errors
 from agentenv.clock import Clock
-from agentenv.errors import AtCapacity, InvalidRequest
+from agentenv.errors import AtCapacity, InvalidRequest, NodeStopping
 
 KEY_PATTERN: Final = re.compile(r"[a-z0-9-]{1,255}")
 
@@ -54,7 +54,8 @@ class Idempotency:
         """Run `work` for the first request with `key`, replay its answer to later ones.
 
         Raises `InvalidRequest` (malformed key), `IdempotencyMismatch`, `IdempotencyInProgress`, `AtCapacity` when
-        the store is full of running requests, and what `work` raises. Cancelling it does not cancel `work`.
+        the store is full of running requests, `NodeStopping` after `close`, and what `work` raises. Cancelling it
+        does not cancel `work`.
         """
         if KEY_PATTERN.fullmatch(key) is None:
             raise InvalidRequest("Idempotency-Key: must be 1 to 255 characters of a-z, 0-9 and -")
@@ -83,7 +84,14 @@ class Idempotency:
         task = asyncio.ensure_future(_call(work))
         self._entries[key] = _Running(digest, task)
         task.add_done_callback(lambda done: self._settle(key, digest, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if task.cancelled() and waiter is not None and not waiter.cancelling():
+                # Not we were cancelled, but the work, by close().
+                raise NodeStopping("the server is shutting down; the create was given up") from None
+            raise
 
     def _settle(self, key: str, digest: bytes, task: asyncio.Task[Response]) -> None:
         del self._entries[key]

@@ -86,7 +86,9 @@ async def set_timeout(call: Call[wire.TimeoutRequest]) -> Response:
 async def refresh(call: Call[wire.RefreshRequest]) -> Response:
     """POST refreshes: like timeout, but never shortens."""
     identifier, now = _id(call), call.now_s
-    duration_s = lifetime_s(call.body.duration, TIMEOUT_S_V1, call.settings, zero_means="leave it as it is")
+    duration_s = lifetime_s(
+        call.body.duration, TIMEOUT_S_V1, call.settings, field="duration", zero_means="leave the end as it is"
+    )
     # Nothing is awaited in between, so the end cannot move meanwhile.
     if now + duration_s > call.node.get(identifier).end_at:
         await call.node.set_timeout(identifier, duration_s)

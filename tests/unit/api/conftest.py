@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from api_case import KEY
 from starlette.applications import Starlette
 
 from agentenv.api import ApiKeys, ApiSettings, create_app
 from agentenv.clock import FakeClock
 from agentenv.node.fake import FakeNode
-
-KEY = "e2b_" + "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture

@@ -6,18 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from api_case import start
 
 from agentenv.clock import FakeClock
 from agentenv.model import ExpiryAction, SandboxState
 from agentenv.node.fake import FakeNode
 
 Client = httpx.AsyncClient
-
-
-async def start(client: Client, **body: Any) -> dict[str, Any]:
-    answer = await client.post("/v2/sandboxes", json={"templateID": "base", **body})
-    assert answer.status_code == 201, answer.text
-    return answer.json()
 
 
 async def test_v2_create_is_always_secured_and_tells_our_domain(client: Client) -> None:
