@@ -33,7 +33,11 @@ pub enum Error {
     BadSize { size: u64, limit: u64 },
     /// The file's size is not the one the stack was asked to have.
     #[error("{}: has {found} bytes, which does not fit a stack of {stack} bytes", path.display())]
-    SizeMismatch { path: PathBuf, found: u64, stack: u64 },
+    SizeMismatch {
+        path: PathBuf,
+        found: u64,
+        stack: u64,
+    },
     /// More layers than an index entry's tag can name.
     #[error("{count} layers in one stack; the limit is {limit}")]
     TooManyLayers { count: usize, limit: usize },
@@ -54,7 +58,11 @@ pub enum Error {
     NotSealed { path: PathBuf },
     /// The writer was handed a segment at or before the end of the last one.
     #[error("{}: segment at byte {offset} comes before the end of the last one, {end}", path.display())]
-    OutOfOrder { path: PathBuf, offset: u64, end: u64 },
+    OutOfOrder {
+        path: PathBuf,
+        offset: u64,
+        end: u64,
+    },
     /// More index entries than this crate keeps in memory for one stack.
     #[error("{count} index entries; the limit is {limit}")]
     TooManySegments { count: u64, limit: u64 },
@@ -127,7 +135,10 @@ impl Error {
     }
 
     pub(crate) fn corrupt(path: &Path, damage: Damage) -> Self {
-        Error::Corrupt { path: path.to_owned(), damage }
+        Error::Corrupt {
+            path: path.to_owned(),
+            damage,
+        }
     }
 }
 
@@ -138,6 +149,10 @@ pub(crate) trait At<T> {
 
 impl<T, E: Into<io::Error>> At<T> for std::result::Result<T, E> {
     fn at(self, path: &Path, step: &'static str) -> Result<T> {
-        self.map_err(|e| Error::Io { path: path.to_owned(), step, source: e.into() })
+        self.map_err(|e| Error::Io {
+            path: path.to_owned(),
+            step,
+            source: e.into(),
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Sector ranges: checked once where bytes enter the crate, then carried as sectors.
 
-use crate::error::{Error, Result};
 use crate::SECTOR_BYTES;
+use crate::error::{Error, Result};
 
 /// Whether a range has bytes behind it or surely reads zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,10 +34,15 @@ impl Sectors {
             return Err(Error::Unaligned { offset, length });
         }
         match offset.checked_add(length) {
-            Some(end) if end <= size => {
-                Ok(Sectors { start: offset / SECTOR_BYTES, end: end / SECTOR_BYTES })
-            }
-            _ => Err(Error::OutOfRange { offset, length, size }),
+            Some(end) if end <= size => Ok(Sectors {
+                start: offset / SECTOR_BYTES,
+                end: end / SECTOR_BYTES,
+            }),
+            _ => Err(Error::OutOfRange {
+                offset,
+                length,
+                size,
+            }),
         }
     }
 

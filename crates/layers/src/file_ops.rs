@@ -42,7 +42,9 @@ impl FileOps for SystemOps {
 
     fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, length))?)
+        Ok(rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, flags, offset, length)
+        })?)
     }
 
     fn set_len(&self, file: &File, length: u64) -> io::Result<()> {
@@ -50,7 +52,9 @@ impl FileOps for SystemOps {
     }
 
     fn reserve(&self, file: &File, length: u64) -> io::Result<()> {
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length))?)
+        Ok(rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
+        })?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -59,7 +63,13 @@ impl FileOps for SystemOps {
 
     fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
         let here = rustix::fs::CWD;
-        Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
+        Ok(rustix::fs::renameat_with(
+            here,
+            from,
+            here,
+            to,
+            RenameFlags::NOREPLACE,
+        )?)
     }
 
     // Release pairs with the acquire loads of readers in `map`: who sees the bit sees the data written before it.
@@ -106,7 +116,13 @@ pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) 
         match file.read_at(&mut buf[done..], at) {
             Ok(0) => {
                 let missing = (buf.len() - done) as u64;
-                return Err(Error::corrupt(path, Damage::ShortRead { offset: at, missing }));
+                return Err(Error::corrupt(
+                    path,
+                    Damage::ShortRead {
+                        offset: at,
+                        missing,
+                    },
+                ));
             }
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

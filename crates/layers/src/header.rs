@@ -103,7 +103,8 @@ impl Fields {
         let tag = format!("{:08x}", checksum(&trailer, index_crc));
         for bytes in [&mut header, &mut trailer] {
             bytes[TAG_AT..TAG_AT + TAG_PREFIX.len()].copy_from_slice(TAG_PREFIX);
-            bytes[TAG_AT + TAG_PREFIX.len()..TAG_AT + TAG_PREFIX.len() + 8].copy_from_slice(tag.as_bytes());
+            bytes[TAG_AT + TAG_PREFIX.len()..TAG_AT + TAG_PREFIX.len() + 8]
+                .copy_from_slice(tag.as_bytes());
         }
         (header, trailer)
     }
@@ -119,11 +120,16 @@ impl Fields {
         let sealed = flags & FLAG_SEALED != 0;
         let complete = sealed || part == Part::Header;
         if !right_end || !complete || flags & FLAG_DATA == 0 || flags & FLAGS_UNKNOWN != 0 {
-            return Err(Damage::Flags { part: part.name(), flags });
+            return Err(Damage::Flags {
+                part: part.name(),
+                flags,
+            });
         }
         // Files from before the version field carry 0.
         if bytes[132] > VERSION {
-            return Err(Damage::Version { version: bytes[132] });
+            return Err(Damage::Version {
+                version: bytes[132],
+            });
         }
         Ok(Fields {
             sealed,

@@ -34,12 +34,17 @@ pub fn import_raw(source: &Path, into: &Path) -> Result<ImportReport> {
     let file = File::open(source).at(source, "open")?;
     let metadata = file.metadata().at(source, "stat")?;
     if !metadata.is_file() {
-        return Err(Error::NotAFile { path: source.to_owned() });
+        return Err(Error::NotAFile {
+            path: source.to_owned(),
+        });
     }
     let length = metadata.len();
     let limit = crate::upper::MAX_UPPER_BYTES;
     if length == 0 || length > limit {
-        return Err(Error::BadSize { size: length, limit });
+        return Err(Error::BadSize {
+            size: length,
+            limit,
+        });
     }
     let size_bytes = length.next_multiple_of(SECTOR_BYTES);
     let mut writer = LayerWriter::create(into, size_bytes, Uuid::NIL)?;
@@ -58,7 +63,11 @@ pub fn import_raw(source: &Path, into: &Path) -> Result<ImportReport> {
         }
     }
     let layer = writer.finish()?;
-    Ok(ImportReport { data_bytes: layer.data_bytes(), layer, size_bytes })
+    Ok(ImportReport {
+        data_bytes: layer.data_bytes(),
+        layer,
+        size_bytes,
+    })
 }
 
 /// The next stretch that is not a hole, widened to whole blocks; none if only holes follow.
@@ -70,12 +79,17 @@ fn next_data(file: &File, path: &Path, from: u64, length: u64) -> Result<Option<
     let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Err(rustix::io::Errno::NXIO) => return Ok(None),
         // Without knowledge of holes all is data.
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok(Some((from, length))),
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
+            return Ok(Some((from, length)));
+        }
         other => other.at(path, "look for data")?,
     };
     let end = rustix::fs::seek(file, SeekFrom::Hole(start)).at(path, "look for a hole")?;
     let start = (start - start % block).max(from);
-    Ok(Some((start, end.next_multiple_of(block).clamp(start, length))))
+    Ok(Some((
+        start,
+        end.next_multiple_of(block).clamp(start, length),
+    )))
 }
 
 /// Appends the runs of blocks that hold anything but zeros.
@@ -95,5 +109,7 @@ fn append_nonzero(writer: &mut LayerWriter, data: &[u8], offset: u64) -> Result<
 /// Whether all bytes are zero; most of an image is looked at, so it must be fast.
 fn is_zero(block: &[u8]) -> bool {
     // Eighths of a block, each without an early end inside, so that the compiler can use vectors.
-    block.chunks(BLOCK_BYTES / 8).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
+    block
+        .chunks(BLOCK_BYTES / 8)
+        .all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }

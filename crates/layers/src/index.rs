@@ -35,7 +35,10 @@ impl Index {
     pub(crate) fn new(segments: Vec<Segment>) -> Result<Self> {
         let count = segments.len() as u64;
         if count > MAX_SEGMENTS {
-            return Err(Error::TooManySegments { count, limit: MAX_SEGMENTS });
+            return Err(Error::TooManySegments {
+                count,
+                limit: MAX_SEGMENTS,
+            });
         }
         let end = segments.last().map_or(0, Segment::end);
         let mut shift = 0;
@@ -43,7 +46,11 @@ impl Index {
             shift += 1;
         }
         let stretches = table(&segments, shift, end);
-        Ok(Index { segments, stretches, shift })
+        Ok(Index {
+            segments,
+            stretches,
+            shift,
+        })
     }
 
     /// All segments in ascending order.
@@ -55,7 +62,11 @@ impl Index {
     #[inline]
     pub fn locate(&self, sector: u64) -> usize {
         let stretch = (sector >> self.shift) as usize;
-        let Some(&[low, high]) = self.stretches.get(stretch..).and_then(|rest| rest.first_chunk()) else {
+        let Some(&[low, high]) = self
+            .stretches
+            .get(stretch..)
+            .and_then(|rest| rest.first_chunk())
+        else {
             return self.segments.len();
         };
         let (low, high) = (low as usize, high as usize);
@@ -154,7 +165,10 @@ pub(crate) fn flatten(layers: &[&[Segment]], first_tag: u8) -> Vec<Segment> {
         _ => {
             let (lower, upper) = layers.split_at(layers.len() / 2);
             // At most 255 layers, so the half fits.
-            overlay(&flatten(lower, first_tag), &flatten(upper, first_tag + lower.len() as u8))
+            overlay(
+                &flatten(lower, first_tag),
+                &flatten(upper, first_tag + lower.len() as u8),
+            )
         }
     }
 }
@@ -192,7 +206,8 @@ mod test {
         for segment in list {
             for sector in segment.start()..segment.end() {
                 let place = segment.file_sector() + (sector - segment.start());
-                sectors[sector as usize] = Some((segment.tag(), (!segment.is_zero()).then_some(place)));
+                sectors[sector as usize] =
+                    Some((segment.tag(), (!segment.is_zero()).then_some(place)));
             }
         }
         sectors

@@ -39,7 +39,10 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub fn of(metadata: &Metadata) -> Self {
-        Identity { device: metadata.dev(), inode: metadata.ino() }
+        Identity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
     }
 }
 
@@ -56,8 +59,13 @@ impl Layer {
     pub(crate) fn open_file(path: &Path) -> Result<(File, Metadata)> {
         let file = File::open(path).at(path, "open")?;
         // After the open: a seal that ends in between has removed the map, and what we hold is the layer.
-        if map_path(path).try_exists().at(path, "look for a map file")? {
-            return Err(Error::NotSealed { path: path.to_owned() });
+        if map_path(path)
+            .try_exists()
+            .at(path, "look for a map file")?
+        {
+            return Err(Error::NotSealed {
+                path: path.to_owned(),
+            });
         }
         let metadata = file.metadata().at(path, "stat")?;
         Ok((file, metadata))
@@ -85,7 +93,13 @@ impl Layer {
         let file = File::open(path).at(path, "open")?;
         let identity = Identity::of(&file.metadata().at(path, "stat")?);
         let index = Arc::new(Index::new(segments)?);
-        Ok(Layer { path: path.to_owned(), file, identity, fields, index })
+        Ok(Layer {
+            path: path.to_owned(),
+            file,
+            identity,
+            fields,
+            index,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -123,7 +137,11 @@ impl Layer {
 
     /// Bytes that the index maps to data (zero runs not counted).
     pub fn data_bytes(&self) -> u64 {
-        self.segments().iter().filter(|s| !s.is_zero()).map(|s| s.sectors() * SECTOR_BYTES).sum()
+        self.segments()
+            .iter()
+            .filter(|s| !s.is_zero())
+            .map(|s| s.sectors() * SECTOR_BYTES)
+            .sum()
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -160,16 +178,24 @@ impl Frame {
             return Err(damaged(Damage::HeaderMismatch));
         }
         check_frame(&fields, length).map_err(damaged)?;
-        Ok(Frame { header, trailer, fields })
+        Ok(Frame {
+            header,
+            trailer,
+            fields,
+        })
     }
 }
 
 fn check_frame(fields: &Fields, length: u64) -> Result<(), Damage> {
     if fields.virtual_size > SECTOR_LIMIT * SECTOR_BYTES {
-        return Err(Damage::VirtualSize { size: fields.virtual_size });
+        return Err(Damage::VirtualSize {
+            size: fields.virtual_size,
+        });
     }
     let (offset, entries) = (fields.index_offset, fields.index_entries);
-    let end = entries.checked_mul(SEGMENT_BYTES as u64).and_then(|bytes| bytes.checked_add(offset));
+    let end = entries
+        .checked_mul(SEGMENT_BYTES as u64)
+        .and_then(|bytes| bytes.checked_add(offset));
     let fits = end.is_some_and(|end| end <= length - HEADER_BYTES);
     if !fits || offset < HEADER_BYTES || offset % SECTOR_BYTES != 0 || entries > MAX_SEGMENTS {
         return Err(Damage::IndexOutside { offset, entries });
@@ -187,7 +213,11 @@ fn read_index(file: &File, path: &Path, fields: &Fields) -> Result<(Vec<Segment>
         let bytes = &mut chunk[..(total - done).min(INDEX_CHUNK_BYTES)];
         read_exact(file, path, bytes, fields.index_offset + done as u64)?;
         crc = crc32c::crc32c_append(crc, bytes);
-        segments.extend(bytes.chunks_exact(SEGMENT_BYTES).filter_map(Segment::decode));
+        segments.extend(
+            bytes
+                .chunks_exact(SEGMENT_BYTES)
+                .filter_map(Segment::decode),
+        );
         done += bytes.len();
     }
     Ok((segments, crc))
@@ -212,7 +242,9 @@ fn check_segments(segments: &[Segment], fields: &Fields) -> Result<(), Damage> {
             return Err(Damage::BeyondSize { entry });
         }
         let first = segment.file_sector();
-        if !segment.is_zero() && !(data.contains(&first) && data.contains(&(first + segment.sectors()))) {
+        if !segment.is_zero()
+            && !(data.contains(&first) && data.contains(&(first + segment.sectors())))
+        {
             return Err(Damage::DataOutside { entry });
         }
         previous_end = segment.end();

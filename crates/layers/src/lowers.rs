@@ -83,8 +83,20 @@ impl Lowers {
         let visited: Result<(), std::convert::Infallible> =
             self.index.for_each(range.start, range.end, |piece| {
                 match piece {
-                    Piece::Hole(first, sectors) => visit(Sectors { start: first, end: first + sectors }, false),
-                    Piece::Mapped(s) => visit(Sectors { start: s.start(), end: s.end() }, !s.is_zero()),
+                    Piece::Hole(first, sectors) => visit(
+                        Sectors {
+                            start: first,
+                            end: first + sectors,
+                        },
+                        false,
+                    ),
+                    Piece::Mapped(s) => visit(
+                        Sectors {
+                            start: s.start(),
+                            end: s.end(),
+                        },
+                        !s.is_zero(),
+                    ),
                 }
                 Ok(())
             });
@@ -94,7 +106,10 @@ impl Lowers {
 
 pub(crate) fn check_depth(count: usize) -> Result<()> {
     match count > MAX_LAYERS {
-        true => Err(Error::TooManyLayers { count, limit: MAX_LAYERS }),
+        true => Err(Error::TooManyLayers {
+            count,
+            limit: MAX_LAYERS,
+        }),
         false => Ok(()),
     }
 }

@@ -29,7 +29,12 @@ pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
     let (Some(bottom), Some(top)) = (lowers.layers().first(), lowers.layers().last()) else {
         return Err(Error::NoLayers);
     };
-    let size = lowers.layers().iter().map(|layer| layer.virtual_size()).max().unwrap_or(0);
+    let size = lowers
+        .layers()
+        .iter()
+        .map(|layer| layer.virtual_size())
+        .max()
+        .unwrap_or(0);
     // A layer of others may have an odd size; its last sector is whole all the same.
     let size = size.next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES);
     let mut writer = LayerWriter::create(into, size, bottom.parent())?;
@@ -37,16 +42,32 @@ pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
     let mut chunk = vec![0u8; (CHUNK_SECTORS * SECTOR_BYTES) as usize];
     for segment in lowers.index().segments() {
         if segment.is_zero() {
-            writer.append_zero(segment.start() * SECTOR_BYTES, segment.sectors() * SECTOR_BYTES)?;
+            writer.append_zero(
+                segment.start() * SECTOR_BYTES,
+                segment.sectors() * SECTOR_BYTES,
+            )?;
         } else {
-            copy(&lowers.layers()[usize::from(segment.tag())], segment, &mut writer, &mut chunk)?;
+            copy(
+                &lowers.layers()[usize::from(segment.tag())],
+                segment,
+                &mut writer,
+                &mut chunk,
+            )?;
         }
     }
     let layer = writer.finish()?;
-    Ok(MergeReport { data_bytes: layer.data_bytes(), layer })
+    Ok(MergeReport {
+        data_bytes: layer.data_bytes(),
+        layer,
+    })
 }
 
-fn copy(layer: &Layer, segment: &Segment, writer: &mut LayerWriter, chunk: &mut [u8]) -> Result<()> {
+fn copy(
+    layer: &Layer,
+    segment: &Segment,
+    writer: &mut LayerWriter,
+    chunk: &mut [u8],
+) -> Result<()> {
     let mut done = 0;
     while done < segment.sectors() {
         let sectors = (segment.sectors() - done).min(CHUNK_SECTORS);

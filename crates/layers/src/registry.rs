@@ -45,7 +45,10 @@ impl Registry {
     /// The layers, bottom first, with their merged index, shared with every stack over the same ones.
     pub(crate) fn lowers(&self, paths: &[PathBuf]) -> Result<Arc<Lowers>> {
         crate::lowers::check_depth(paths.len())?;
-        let layers = paths.iter().map(|path| self.open(path)).collect::<Result<Vec<_>>>()?;
+        let layers = paths
+            .iter()
+            .map(|path| self.open(path))
+            .collect::<Result<Vec<_>>>()?;
         let key = identities(&layers);
         if let Some(lowers) = locked(&self.lowers).get(&key) {
             return Ok(lowers);
@@ -76,7 +79,10 @@ struct Table<K, V> {
 
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
-        Table { entries: HashMap::new(), sweep_at: SWEEP_MIN_ENTRIES }
+        Table {
+            entries: HashMap::new(),
+            sweep_at: SWEEP_MIN_ENTRIES,
+        }
     }
 }
 

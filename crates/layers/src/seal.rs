@@ -47,7 +47,9 @@ pub(crate) fn seal<T>(
     // Waits for the writes that are under way and keeps new ones out.
     let mut sealed = upper.sealed.write().unwrap_or_else(PoisonError::into_inner);
     if *sealed {
-        return Err(crate::Error::Sealed { path: upper.path.clone() });
+        return Err(crate::Error::Sealed {
+            path: upper.path.clone(),
+        });
     }
     let layer = match write_layer(upper) {
         Ok(layer) => Arc::new(layer),
@@ -59,7 +61,11 @@ pub(crate) fn seal<T>(
     };
     let extra = before_commit(&layer)?;
     let map = map_path(&upper.path);
-    upper.ops.remove(&map).at(&map, "remove the map of a sealed upper")?;
+    match upper.ops.remove(&map) {
+        // An error though the map is gone is a commit all the same: going on as an upper would lose what is written next.
+        Err(_) if matches!(map.try_exists(), Ok(false)) => {}
+        outcome => outcome.at(&map, "remove the map of a sealed upper")?,
+    }
     *sealed = true;
     let report = SealReport {
         layer: upper.path.clone(),
@@ -72,18 +78,40 @@ pub(crate) fn seal<T>(
 
 fn write_layer(upper: &Upper) -> Result<Layer> {
     let end = upper.data_end();
-    upper.ops.set_len(&upper.file, end).at(&upper.path, "cut an old index off")?;
+    upper
+        .ops
+        .set_len(&upper.file, end)
+        .at(&upper.path, "cut an old index off")?;
     let segments = segments_of(&upper.map);
-    let fields = Fields { index_offset: end, ..upper.fields };
-    let fields = write_tail(upper.ops.as_ref(), &upper.file, &upper.path, fields, &segments)?;
+    let fields = Fields {
+        index_offset: end,
+        ..upper.fields
+    };
+    let fields = write_tail(
+        upper.ops.as_ref(),
+        &upper.file,
+        &upper.path,
+        fields,
+        &segments,
+    )?;
     Layer::sealed(&upper.path, fields, segments)
 }
 
 /// Takes a cut seal back: the file is an unsealed upper again, byte for byte.
 pub(crate) fn undo(upper: &Upper) -> Result<()> {
     let header = upper.fields.encode(Part::Header);
-    write_all(upper.ops.as_ref(), &upper.file, &upper.path, "write the unsealed header", &header, 0)?;
-    upper.ops.set_len(&upper.file, upper.data_end()).at(&upper.path, "cut the index off")
+    write_all(
+        upper.ops.as_ref(),
+        &upper.file,
+        &upper.path,
+        "write the unsealed header",
+        &header,
+        0,
+    )?;
+    upper
+        .ops
+        .set_len(&upper.file, upper.data_end())
+        .at(&upper.path, "cut the index off")
 }
 
 /// The index of a map: one pass over its words.
@@ -93,9 +121,14 @@ fn segments_of(map: &Map) -> Vec<Segment> {
     let mut at = 0;
     while at < end {
         let (state, run_end) = map.run(at, end);
-        let run = Sectors { start: at, end: run_end };
+        let run = Sectors {
+            start: at,
+            end: run_end,
+        };
         match state {
-            SectorState::Written => push_run(&mut segments, run, Some(HEADER_BYTES / SECTOR_BYTES + at)),
+            SectorState::Written => {
+                push_run(&mut segments, run, Some(HEADER_BYTES / SECTOR_BYTES + at))
+            }
             SectorState::Trimmed => push_run(&mut segments, run, None),
             SectorState::Below => {}
         }

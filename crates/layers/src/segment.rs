@@ -38,7 +38,10 @@ impl Segment {
     /// `sectors` from `start` on, held by the file from `file_sector` on. Caller: all three fit their fields.
     pub(crate) fn data(start: u64, sectors: u64, file_sector: u64) -> Self {
         debug_assert!(sectors <= LENGTH_MASK && start < SECTOR_LIMIT && file_sector <= FILE_MASK);
-        Segment { key: start << LENGTH_BITS | sectors, target: file_sector }
+        Segment {
+            key: start << LENGTH_BITS | sectors,
+            target: file_sector,
+        }
     }
 
     /// `sectors` from `start` on that read zero. `file_sector` is not read, but upstream checks that it lies in the data.
@@ -49,7 +52,10 @@ impl Segment {
     }
 
     pub(crate) fn with_tag(self, tag: u8) -> Self {
-        Segment { key: self.key, target: self.target & !(0xff << TAG_SHIFT) | u64::from(tag) << TAG_SHIFT }
+        Segment {
+            key: self.key,
+            target: self.target & !(0xff << TAG_SHIFT) | u64::from(tag) << TAG_SHIFT,
+        }
     }
 
     /// First sector in the image.
@@ -95,7 +101,10 @@ impl Segment {
     /// The part before `sector`, which lies inside.
     pub(crate) fn head(&self, sector: u64) -> Self {
         debug_assert!(self.start() < sector && sector <= self.end());
-        Segment { key: self.key & !LENGTH_MASK | (sector - self.start()), target: self.target }
+        Segment {
+            key: self.key & !LENGTH_MASK | (sector - self.start()),
+            target: self.target,
+        }
     }
 
     /// The part from `sector` on, which lies inside.
@@ -104,7 +113,10 @@ impl Segment {
         let skipped = sector - self.start();
         // The offset of a zero run stays: it names no bytes, and moving it could leave the data area.
         let moved = if self.is_zero() { 0 } else { skipped };
-        Segment { key: sector << LENGTH_BITS | (self.sectors() - skipped), target: self.target + moved }
+        Segment {
+            key: sector << LENGTH_BITS | (self.sectors() - skipped),
+            target: self.target + moved,
+        }
     }
 
     /// The entry of a file, as a 16-byte record. The tag is dropped: it has a meaning only in memory.
@@ -154,7 +166,10 @@ mod test {
         let whole = Segment::data(100, 50, 1000).with_tag(3);
         assert_eq!(whole.head(120), Segment::data(100, 20, 1000).with_tag(3));
         assert_eq!(whole.tail(120), Segment::data(120, 30, 1020).with_tag(3));
-        assert_eq!(Segment::zero(100, 50, 8).tail(120), Segment::zero(120, 30, 8));
+        assert_eq!(
+            Segment::zero(100, 50, 8).tail(120),
+            Segment::zero(120, 30, 8)
+        );
     }
 
     #[test]

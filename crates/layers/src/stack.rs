@@ -58,16 +58,35 @@ impl Stack {
         size: u64,
     ) -> Result<Stack> {
         if size == 0 || size > MAX_UPPER_BYTES || size % SECTOR_BYTES != 0 {
-            return Err(Error::BadSize { size, limit: MAX_UPPER_BYTES });
+            return Err(Error::BadSize {
+                size,
+                limit: MAX_UPPER_BYTES,
+            });
         }
         let lowers = registry.lowers(lowers)?;
         for layer in lowers.layers() {
-            check_size(layer.path(), layer.virtual_size(), size, layer.virtual_size() <= size)?;
+            check_size(
+                layer.path(),
+                layer.virtual_size(),
+                size,
+                layer.virtual_size() <= size,
+            )?;
         }
-        let parent = lowers.layers().last().map_or(Uuid::NIL, |layer| layer.uuid());
-        let upper = upper.map(|path| open_upper(path, size, parent)).transpose()?.map(Arc::new);
+        let parent = lowers
+            .layers()
+            .last()
+            .map_or(Uuid::NIL, |layer| layer.uuid());
+        let upper = upper
+            .map(|path| open_upper(path, size, parent))
+            .transpose()?
+            .map(Arc::new);
         let state = RwLock::new(Arc::new(State { lowers, upper }));
-        Ok(Stack { size, registry: registry.clone(), state, seal: Mutex::new(()) })
+        Ok(Stack {
+            size,
+            registry: registry.clone(),
+            state,
+            seal: Mutex::new(()),
+        })
     }
 
     /// Bytes of the device.
@@ -77,12 +96,20 @@ impl Stack {
 
     /// The sealed layers' paths as they were opened, bottom first.
     pub fn layers(&self) -> Vec<PathBuf> {
-        self.current().lowers.layers().iter().map(|layer| layer.path().to_owned()).collect()
+        self.current()
+            .lowers
+            .layers()
+            .iter()
+            .map(|layer| layer.path().to_owned())
+            .collect()
     }
 
     /// The upper's path; none if the stack is read-only.
     pub fn upper_path(&self) -> Option<PathBuf> {
-        self.current().upper.as_ref().map(|upper| upper.path().to_owned())
+        self.current()
+            .upper
+            .as_ref()
+            .map(|upper| upper.path().to_owned())
     }
 
     /// Fills `buf` from `offset` on.
@@ -92,7 +119,9 @@ impl Stack {
         let range = Sectors::new(offset, buf.len() as u64, self.size)?;
         let state = self.current();
         match &state.upper {
-            Some(upper) => upper.read_over(buf, range, |part, start| state.lowers.read(part, start)),
+            Some(upper) => {
+                upper.read_over(buf, range, |part, start| state.lowers.read(part, start))
+            }
             None => state.lowers.read(buf, range.start),
         }
     }
@@ -121,7 +150,9 @@ impl Stack {
         let before = self.current();
         let old = before.upper.as_ref().ok_or(Error::ReadOnly)?;
         check_depth(before.lowers.layers().len() + 1)?;
-        let new = new_upper.map(|path| Upper::create(path, self.size, old.uuid())).transpose()?;
+        let new = new_upper
+            .map(|path| Upper::create(path, self.size, old.uuid()))
+            .transpose()?;
         let current = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let sealed = seal::seal(old, |layer| {
             let layer = self.registry.keep(layer.clone());
@@ -130,7 +161,10 @@ impl Stack {
         match sealed {
             Ok((_, report, lowers)) => {
                 self.replace(current, lowers, new);
-                Ok(SealReport { duration: started.elapsed(), ..report })
+                Ok(SealReport {
+                    duration: started.elapsed(),
+                    ..report
+                })
             }
             Err(error) => {
                 drop(current);
@@ -143,7 +177,9 @@ impl Stack {
 
     /// Whether the range surely reads zero, by index alone. False for a range outside of the device.
     pub fn is_zero(&self, offset: u64, length: u64) -> bool {
-        let Ok(range) = Sectors::new(offset, length, self.size) else { return false };
+        let Ok(range) = Sectors::new(offset, length, self.size) else {
+            return false;
+        };
         let mut zero = true;
         self.current().for_each_part(range, |_, data| zero &= !data);
         zero
@@ -157,22 +193,41 @@ impl Stack {
         let range = Sectors::new(offset, length, self.size)?;
         let mut extents: Vec<Extent> = Vec::new();
         self.current().for_each_part(range, |part, data| {
-            let kind = if data { ExtentKind::Data } else { ExtentKind::Zero };
+            let kind = if data {
+                ExtentKind::Data
+            } else {
+                ExtentKind::Zero
+            };
             match extents.last_mut() {
                 Some(last) if last.kind == kind => last.length += part.bytes(),
-                _ => extents.push(Extent { offset: part.start * SECTOR_BYTES, length: part.bytes(), kind }),
+                _ => extents.push(Extent {
+                    offset: part.start * SECTOR_BYTES,
+                    length: part.bytes(),
+                    kind,
+                }),
             }
         });
         Ok(extents)
     }
 
     fn current(&self) -> Arc<State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
-    fn replace(&self, mut current: RwLockWriteGuard<'_, Arc<State>>, lowers: Arc<Lowers>, upper: Option<Upper>) {
+    fn replace(
+        &self,
+        mut current: RwLockWriteGuard<'_, Arc<State>>,
+        lowers: Arc<Lowers>,
+        upper: Option<Upper>,
+    ) {
         let lowers = self.registry.keep_lowers(lowers);
-        *current = Arc::new(State { lowers, upper: upper.map(Arc::new) });
+        *current = Arc::new(State {
+            lowers,
+            upper: upper.map(Arc::new),
+        });
     }
 
     /// Runs a change on the current upper, again on the next one if a seal came between.
@@ -196,7 +251,9 @@ impl Stack {
 impl State {
     /// Calls `visit(sectors, is data)` for the parts of the range, in order.
     fn for_each_part(&self, range: Sectors, mut visit: impl FnMut(Sectors, bool)) {
-        let Some(upper) = &self.upper else { return self.lowers.for_each_part(range, visit) };
+        let Some(upper) = &self.upper else {
+            return self.lowers.for_each_part(range, visit);
+        };
         let mut at = range.start;
         while at < range.end {
             let (state, end) = upper.map.run(at, range.end);
@@ -223,6 +280,10 @@ fn open_upper(path: &Path, size: u64, parent: Uuid) -> Result<Upper> {
 fn check_size(path: &Path, found: u64, stack: u64, fits: bool) -> Result<()> {
     match fits {
         true => Ok(()),
-        false => Err(Error::SizeMismatch { path: path.to_owned(), found, stack }),
+        false => Err(Error::SizeMismatch {
+            path: path.to_owned(),
+            found,
+            stack,
+        }),
     }
 }

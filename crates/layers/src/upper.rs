@@ -96,16 +96,33 @@ impl Upper {
         Self::open_with(Arc::new(SystemOps), path)
     }
 
-    pub(crate) fn create_with(ops: Arc<dyn FileOps>, path: &Path, size: u64, parent: Uuid) -> Result<Upper> {
+    pub(crate) fn create_with(
+        ops: Arc<dyn FileOps>,
+        path: &Path,
+        size: u64,
+        parent: Uuid,
+    ) -> Result<Upper> {
         if size == 0 || size > MAX_UPPER_BYTES || size % SECTOR_BYTES != 0 {
-            return Err(Error::BadSize { size, limit: MAX_UPPER_BYTES });
+            return Err(Error::BadSize {
+                size,
+                limit: MAX_UPPER_BYTES,
+            });
         }
         // Before the map is touched: it would be the living one's.
         if path.try_exists().at(path, "look for a file")? {
-            return Err(Error::Exists { path: path.to_owned() });
+            return Err(Error::Exists {
+                path: path.to_owned(),
+            });
         }
         let uuid = Uuid::random().at(path, "make an identifier")?;
-        let map = Map::create(ops.as_ref(), &map_path(path), MapHeader { virtual_size: size, uuid })?;
+        let map = Map::create(
+            ops.as_ref(),
+            &map_path(path),
+            MapHeader {
+                virtual_size: size,
+                uuid,
+            },
+        )?;
         let fields = Fields {
             sealed: false,
             sparse: true,
@@ -116,28 +133,60 @@ impl Upper {
             parent,
         };
         let file = create_data(ops.as_ref(), path, &fields)?;
-        Ok(Upper { path: path.to_owned(), file, map, fields, ops, sealed: RwLock::new(false) })
+        Ok(Upper {
+            path: path.to_owned(),
+            file,
+            map,
+            fields,
+            ops,
+            sealed: RwLock::new(false),
+        })
     }
 
     pub(crate) fn open_with(ops: Arc<dyn FileOps>, path: &Path) -> Result<Upper> {
-        let file = OpenOptions::new().read(true).write(true).open(path).at(path, "open")?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .at(path, "open")?;
         let map = match Map::open(&map_path(path)) {
-            Err(error) if error.kind() == crate::ErrorKind::NotFound => return Err(without_map(path)),
+            Err(error) if error.kind() == crate::ErrorKind::NotFound => {
+                return Err(without_map(path));
+            }
             other => other?,
         };
         let mut bytes = [0u8; HEADER_LEN];
         read_exact(&file, path, &mut bytes, 0)?;
-        let found = Fields::decode(&bytes, Part::Header).map_err(|damage| Error::corrupt(path, damage))?;
+        let found =
+            Fields::decode(&bytes, Part::Header).map_err(|damage| Error::corrupt(path, damage))?;
         let MapHeader { virtual_size, uuid } = map.header();
         if (found.virtual_size, found.uuid) != (virtual_size, uuid) {
             return Err(Error::corrupt(path, Damage::Map));
         }
-        let fields = Fields { sealed: false, index_offset: 0, index_entries: 0, ..found };
-        let upper = Upper { path: path.to_owned(), file, map, fields, ops, sealed: RwLock::new(false) };
+        let fields = Fields {
+            sealed: false,
+            index_offset: 0,
+            index_entries: 0,
+            ..found
+        };
+        let upper = Upper {
+            path: path.to_owned(),
+            file,
+            map,
+            fields,
+            ops,
+            sealed: RwLock::new(false),
+        };
         let length = upper.file.metadata().at(path, "stat")?.len();
         if length < upper.data_end() {
             let missing = upper.data_end() - length;
-            return Err(Error::corrupt(path, Damage::ShortRead { offset: length, missing }));
+            return Err(Error::corrupt(
+                path,
+                Damage::ShortRead {
+                    offset: length,
+                    missing,
+                },
+            ));
         }
         if found.sealed || length > upper.data_end() {
             seal::undo(&upper)?;
@@ -164,8 +213,17 @@ impl Upper {
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         let range = Sectors::new(offset, buf.len() as u64, self.size())?;
         let _open = self.open_for_changes()?;
-        write_all(self.ops.as_ref(), &self.file, &self.path, "write", buf, HEADER_BYTES + offset)?;
-        self.map.set_written(self.ops.as_ref(), range).at(&self.path, "mark as written")
+        write_all(
+            self.ops.as_ref(),
+            &self.file,
+            &self.path,
+            "write",
+            buf,
+            HEADER_BYTES + offset,
+        )?;
+        self.map
+            .set_written(self.ops.as_ref(), range)
+            .at(&self.path, "mark as written")
     }
 
     /// Makes the range read zero, also where a layer below has data, and gives its disk space back. Errors: as `write_at`.
@@ -175,8 +233,12 @@ impl Upper {
             return Ok(());
         }
         let _open = self.open_for_changes()?;
-        self.map.set_trimmed(self.ops.as_ref(), range).at(&self.path, "mark as trimmed")?;
-        self.ops.punch(&self.file, HEADER_BYTES + offset, length).at(&self.path, "punch a hole")
+        self.map
+            .set_trimmed(self.ops.as_ref(), range)
+            .at(&self.path, "mark as trimmed")?;
+        self.ops
+            .punch(&self.file, HEADER_BYTES + offset, length)
+            .at(&self.path, "punch a hole")
     }
 
     /// Reads the range as if there were no layer below: what was neither written nor trimmed is zero.
@@ -208,9 +270,12 @@ impl Upper {
             let (state, end) = self.map.run(at, range.end);
             let (part, after) = rest.split_at_mut(((end - at) * SECTOR_BYTES) as usize);
             match state {
-                SectorState::Written => {
-                    read_exact(&self.file, &self.path, part, HEADER_BYTES + at * SECTOR_BYTES)?
-                }
+                SectorState::Written => read_exact(
+                    &self.file,
+                    &self.path,
+                    part,
+                    HEADER_BYTES + at * SECTOR_BYTES,
+                )?,
                 SectorState::Trimmed => part.fill(0),
                 SectorState::Below => below(part, at)?,
             }
@@ -236,7 +301,9 @@ impl Upper {
         // A panic of another thread leaves no half-changed state behind this lock: it guards one bool.
         let guard = self.sealed.read().unwrap_or_else(PoisonError::into_inner);
         match *guard {
-            true => Err(Error::Sealed { path: self.path.clone() }),
+            true => Err(Error::Sealed {
+                path: self.path.clone(),
+            }),
             false => Ok(guard),
         }
     }
@@ -256,16 +323,27 @@ fn create_data(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<File> 
         .truncate(true)
         .open(&draft)
         .at(&draft, "create")?;
-    ops.set_len(&file, data_end(fields.virtual_size)).at(&draft, "set the size")?;
-    write_all(ops, &file, &draft, "write the header", &fields.encode(Part::Header), 0)?;
-    ops.publish(&draft, path).at(path, "give the upper its name")?;
+    ops.set_len(&file, data_end(fields.virtual_size))
+        .at(&draft, "set the size")?;
+    write_all(
+        ops,
+        &file,
+        &draft,
+        "write the header",
+        &fields.encode(Part::Header),
+        0,
+    )?;
+    ops.publish(&draft, path)
+        .at(path, "give the upper its name")?;
     Ok(file)
 }
 
 /// Why there is no map: sealed, or damaged.
 fn without_map(path: &Path) -> Error {
     match Layer::open(path) {
-        Ok(_) => Error::Sealed { path: path.to_owned() },
+        Ok(_) => Error::Sealed {
+            path: path.to_owned(),
+        },
         Err(_) => Error::corrupt(path, Damage::MapMissing),
     }
 }

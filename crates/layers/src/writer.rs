@@ -43,7 +43,10 @@ impl LayerWriter {
     pub fn create(path: &Path, virtual_size: u64, parent: Uuid) -> Result<LayerWriter> {
         let limit = SECTOR_LIMIT * SECTOR_BYTES;
         if virtual_size == 0 || virtual_size > limit || virtual_size % SECTOR_BYTES != 0 {
-            return Err(Error::BadSize { size: virtual_size, limit });
+            return Err(Error::BadSize {
+                size: virtual_size,
+                limit,
+            });
         }
         let fields = Fields {
             sealed: false,
@@ -56,9 +59,23 @@ impl LayerWriter {
         };
         let file = create_new(path)?;
         let (segments, buffer) = (Vec::new(), Vec::new());
-        let writer =
-            LayerWriter { path: path.to_owned(), file, fields, segments, buffer, written: HEADER_BYTES, finished: false };
-        write_all(&SystemOps, &writer.file, path, "write the header", &fields.encode(Part::Header), 0)?;
+        let writer = LayerWriter {
+            path: path.to_owned(),
+            file,
+            fields,
+            segments,
+            buffer,
+            written: HEADER_BYTES,
+            finished: false,
+        };
+        write_all(
+            &SystemOps,
+            &writer.file,
+            path,
+            "write the header",
+            &fields.encode(Part::Header),
+            0,
+        )?;
         Ok(writer)
     }
 
@@ -77,8 +94,15 @@ impl LayerWriter {
         let entries = data_bytes / 4096 + 1;
         let total = entries
             .checked_mul(SEGMENT_BYTES as u64)
-            .and_then(|index| index.checked_add(3 * HEADER_BYTES + INDEX_ALIGN)?.checked_add(data_bytes))
-            .ok_or(Error::BadSize { size: data_bytes, limit: SECTOR_LIMIT * SECTOR_BYTES })?;
+            .and_then(|index| {
+                index
+                    .checked_add(3 * HEADER_BYTES + INDEX_ALIGN)?
+                    .checked_add(data_bytes)
+            })
+            .ok_or(Error::BadSize {
+                size: data_bytes,
+                limit: SECTOR_LIMIT * SECTOR_BYTES,
+            })?;
         let reserve = || rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, total);
         rustix::io::retry_on_intr(reserve).at(&self.path, "reserve space")
     }
@@ -91,7 +115,14 @@ impl LayerWriter {
             self.flush()?;
         }
         if data.len() > BUFFER_BYTES {
-            write_all(&SystemOps, &self.file, &self.path, "write data", data, self.written)?;
+            write_all(
+                &SystemOps,
+                &self.file,
+                &self.path,
+                "write data",
+                data,
+                self.written,
+            )?;
             self.written += data.len() as u64;
         } else {
             self.buffer.extend_from_slice(data);
@@ -115,7 +146,9 @@ impl LayerWriter {
         let fields = write_tail(&SystemOps, &self.file, &self.path, self.fields, &segments)?;
         // Gives back what `reserve` took too much.
         let length = self.file.metadata().at(&self.path, "stat")?.len();
-        self.file.set_len(length).at(&self.path, "release reserved space")?;
+        self.file
+            .set_len(length)
+            .at(&self.path, "release reserved space")?;
         let layer = Layer::sealed(&self.path, fields, segments)?;
         self.finished = true;
         Ok(layer)
@@ -125,7 +158,11 @@ impl LayerWriter {
         let range = Sectors::new(offset, length, self.fields.virtual_size)?;
         let end = self.segments.last().map_or(0, Segment::end);
         if range.start < end {
-            return Err(Error::OutOfOrder { path: self.path.clone(), offset, end: end * SECTOR_BYTES });
+            return Err(Error::OutOfOrder {
+                path: self.path.clone(),
+                offset,
+                end: end * SECTOR_BYTES,
+            });
         }
         Ok(range)
     }
@@ -133,13 +170,23 @@ impl LayerWriter {
     fn push(&mut self, range: Sectors, file_sector: Option<u64>) -> Result<()> {
         push_run(&mut self.segments, range, file_sector);
         match self.segments.len() as u64 {
-            count if count > MAX_SEGMENTS => Err(Error::TooManySegments { count, limit: MAX_SEGMENTS }),
+            count if count > MAX_SEGMENTS => Err(Error::TooManySegments {
+                count,
+                limit: MAX_SEGMENTS,
+            }),
             _ => Ok(()),
         }
     }
 
     fn flush(&mut self) -> Result<()> {
-        write_all(&SystemOps, &self.file, &self.path, "write data", &self.buffer, self.written)?;
+        write_all(
+            &SystemOps,
+            &self.file,
+            &self.path,
+            "write data",
+            &self.buffer,
+            self.written,
+        )?;
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())
@@ -157,8 +204,15 @@ impl Drop for LayerWriter {
 
 /// Creates a file that must not exist yet.
 pub(crate) fn create_new(path: &Path) -> Result<File> {
-    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Error::Exists { path: path.to_owned() }),
+    match OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+    {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Error::Exists {
+            path: path.to_owned(),
+        }),
         other => other.at(path, "create"),
     }
 }
@@ -169,7 +223,10 @@ pub(crate) fn push_run(segments: &mut Vec<Segment>, range: Sectors, file_sector:
     let mut at = range.start;
     while at < range.end {
         let place = file_sector.map(|first| first + (at - range.start));
-        let room = segments.last().filter(|last| continues(last, at, place)).map(Segment::sectors);
+        let room = segments
+            .last()
+            .filter(|last| continues(last, at, place))
+            .map(Segment::sectors);
         let taken = room.unwrap_or(0);
         let length = (range.end - at).min(MAX_SEGMENT_SECTORS - taken);
         if taken > 0 {
@@ -210,7 +267,9 @@ pub(crate) fn write_tail(
     let mut bytes = Vec::with_capacity(BUFFER_BYTES);
     for chunk in segments.chunks(BUFFER_BYTES / SEGMENT_BYTES) {
         bytes.clear();
-        chunk.iter().for_each(|segment| bytes.extend_from_slice(&segment.encode()));
+        chunk
+            .iter()
+            .for_each(|segment| bytes.extend_from_slice(&segment.encode()));
         crc = crc32c::crc32c_append(crc, &bytes);
         bytes.resize(bytes.len().next_multiple_of(INDEX_ALIGN as usize), 0);
         write_all(ops, file, path, "write the index", &bytes, offset)?;
@@ -221,4 +280,3 @@ pub(crate) fn write_tail(
     write_all(ops, file, path, "write the sealed header", &header, 0)?;
     Ok(fields)
 }
-

@@ -1,9 +1,14 @@
 //! Stacks against a plain byte array: random writes, discards, seals, merges and reopens.
 
+// Helpers of tests are no tests for the lint.
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aenv_layers::{ExtentKind, FileState, Layer, LayerWriter, Registry, Stack, Uuid, import_raw, merge, probe};
+use aenv_layers::{
+    ExtentKind, FileState, Layer, LayerWriter, Registry, Stack, Uuid, import_raw, merge, probe,
+};
 use proptest::prelude::*;
 
 const SECTOR: u64 = 512;
@@ -13,8 +18,15 @@ const SIZE: u64 = SECTORS * SECTOR;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Write { start: u64, sectors: u64, fill: u8 },
-    Discard { start: u64, sectors: u64 },
+    Write {
+        start: u64,
+        sectors: u64,
+        fill: u8,
+    },
+    Discard {
+        start: u64,
+        sectors: u64,
+    },
     Seal,
     Reopen,
     /// Merges the layers from the first position to the second.
@@ -37,7 +49,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Bytes that differ from sector to sector, so that data at the wrong place is seen.
 fn pattern(start: u64, sectors: u64, fill: u8) -> Vec<u8> {
-    (0..sectors * SECTOR).map(|i| fill.wrapping_add(((start + i / SECTOR) * 7) as u8).wrapping_add(i as u8)).collect()
+    (0..sectors * SECTOR)
+        .map(|i| {
+            fill.wrapping_add(((start + i / SECTOR) * 7) as u8)
+                .wrapping_add(i as u8)
+        })
+        .collect()
 }
 
 struct World {
@@ -56,7 +73,15 @@ impl World {
         let registry = Registry::new();
         let upper = folder.path().join("0");
         let stack = Stack::open_with(&registry, &[], Some(&upper), SIZE).unwrap();
-        World { folder, registry, stack, layers: vec![], upper, names: 1, model: vec![0; SIZE as usize] }
+        World {
+            folder,
+            registry,
+            stack,
+            layers: vec![],
+            upper,
+            names: 1,
+            model: vec![0; SIZE as usize],
+        }
     }
 
     fn name(&mut self) -> PathBuf {
@@ -72,13 +97,19 @@ impl World {
 
     fn run(&mut self, step: &Step) {
         match *step {
-            Step::Write { start, sectors, fill } => {
+            Step::Write {
+                start,
+                sectors,
+                fill,
+            } => {
                 let data = pattern(start, sectors, fill);
                 self.stack.write_at(&data, start * SECTOR).unwrap();
                 self.model[(start * SECTOR) as usize..][..data.len()].copy_from_slice(&data);
             }
             Step::Discard { start, sectors } => {
-                self.stack.discard(start * SECTOR, sectors * SECTOR).unwrap();
+                self.stack
+                    .discard(start * SECTOR, sectors * SECTOR)
+                    .unwrap();
                 self.model[(start * SECTOR) as usize..][..(sectors * SECTOR) as usize].fill(0);
             }
             Step::Seal => self.seal(),
@@ -88,7 +119,10 @@ impl World {
                 let (first, last) = (a.min(b), a.max(b));
                 let into = self.name();
                 let report = merge(&self.layers[first..=last], &into).unwrap();
-                assert_eq!(report.layer.uuid(), Layer::open(&self.layers[last]).unwrap().uuid());
+                assert_eq!(
+                    report.layer.uuid(),
+                    Layer::open(&self.layers[last]).unwrap().uuid()
+                );
                 self.layers.splice(first..=last, [into]);
                 self.reopen();
             }
@@ -122,21 +156,33 @@ impl World {
     fn check(&self) {
         let mut whole = vec![0xa5; SIZE as usize];
         self.stack.read_at(&mut whole, 0).unwrap();
-        assert!(whole == self.model, "first wrong sector: {:?}", first_difference(&whole, &self.model));
+        assert!(
+            whole == self.model,
+            "first wrong sector: {:?}",
+            first_difference(&whole, &self.model)
+        );
         let mut at = 0;
         for extent in self.stack.extents(0, SIZE).unwrap() {
             assert_eq!(extent.offset, at);
             at += extent.length;
             let zero = extent.kind == ExtentKind::Zero;
             assert_eq!(self.stack.is_zero(extent.offset, extent.length), zero);
-            assert!(!zero || self.model[extent.offset as usize..at as usize].iter().all(|&b| b == 0));
+            assert!(
+                !zero
+                    || self.model[extent.offset as usize..at as usize]
+                        .iter()
+                        .all(|&b| b == 0)
+            );
         }
         assert_eq!(at, SIZE);
     }
 }
 
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    a.iter().zip(b).position(|(x, y)| x != y).map(|byte| byte / SECTOR as usize)
+    a.iter()
+        .zip(b)
+        .position(|(x, y)| x != y)
+        .map(|byte| byte / SECTOR as usize)
 }
 
 proptest! {
