@@ -66,8 +66,9 @@ def machine_arguments(spec: MachineSpec, accelerator: Accelerator) -> list[str]:
         *("-global", "migration.send-configuration=off"),
         # The end of a restore is an event instead of something to poll; nobody needs to be told of a moved MAC.
         *("-global", "migration.x-events=on", "-global", "migration.announce-rounds=0"),
-        # virtio 1.0 registers instead of the legacy ones, which exist for guests of ten years ago.
-        *("-global", "virtio-mmio.force-legacy=off"),
+        # The modern registers save 1024 queues of each device whether used or not: a device state of 246 KB instead of
+        # 25 KB, and a millisecond more to load. Nothing here needs what they add.
+        *("-global", "virtio-mmio.force-legacy=on"),
         *_console(files),
         *("-qmp", f"unix:{_escaped(files.runtime_dir / QMP_SOCKET)},server=on,wait=off"),
         *_devices(files, network, accelerator),
