@@ -1,0 +1,345 @@
+//! A real proxy process between fakes: a resolver with programmable answers, an API server, raw guests and raw clients.
+//!
+//! Guests and clients are plain sockets with hand-written HTTP, because the tests are about exact bytes and resets.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+pub const ID: &str = "iabcdefghij0123456789";
+
+/// Far above what anything here takes; a test that hangs ends with an error instead.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub async fn soon<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("did not happen in time")
+}
+
+/// Programmable answers of the server's resolver, and what it was asked.
+#[derive(Default)]
+pub struct Answers {
+    pub bodies: Mutex<HashMap<(String, u16), String>>,
+    pub asked: AtomicUsize,
+    /// Each answer takes a permit, when there is a gate.
+    pub gate: Mutex<Option<Arc<Semaphore>>>,
+}
+
+impl Answers {
+    pub fn set(&self, id: &str, port: u16, body: String) {
+        self.bodies.lock().unwrap().insert((id.to_owned(), port), body);
+    }
+
+    pub fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn find(&self, question: &str) -> String {
+        let question: serde_json::Value = serde_json::from_str(question).unwrap();
+        let key = (question["sandbox_id"].as_str().unwrap().to_owned(), question["port"].as_u64().unwrap() as u16);
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let found = self.bodies.lock().unwrap().get(&key).cloned();
+        found.unwrap_or_else(|| not_found(&key.0))
+    }
+}
+
+pub fn not_found(id: &str) -> String {
+    format!(
+        r#"{{"refuse":{{"status":502,"headers":{{"x-reason":"gone"}},"body":{{"sandboxId":"{id}","message":"The sandbox was not found","code":502}}}}}}"#
+    )
+}
+
+pub fn target(guest: SocketAddr, generation: u64) -> String {
+    guarded(guest, generation, None, None)
+}
+
+pub fn guarded(guest: SocketAddr, generation: u64, token: Option<&str>, mask: Option<&str>) -> String {
+    serde_json::json!({"address": guest.ip(), "port": guest.port(), "generation": generation,
+        "traffic_token": token, "host_mask": mask})
+    .to_string()
+}
+
+/// The proxy and its fakes; all of it ends when this is dropped.
+pub struct World {
+    pub folder: tempfile::TempDir,
+    pub proxy: Child,
+    pub address: SocketAddr,
+    pub answers: Arc<Answers>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.proxy.kill();
+        let _ = self.proxy.wait();
+    }
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(&["--domain", "box.dev"]).await
+    }
+
+    pub async fn with(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let answers = Arc::new(Answers::default());
+        start_resolver(&folder.path().join("internal.sock"), Arc::clone(&answers));
+        let path = |name: &str| folder.path().join(name).into_os_string();
+        let proxy = Command::new(env!("CARGO_BIN_EXE_aenv-proxy"))
+            .args(["--listen", "127.0.0.1:0"])
+            .args(["--api".into(), path("api.sock"), "--resolver".into(), path("internal.sock")])
+            .args(["--control".into(), path("proxy.sock")])
+            .args(options)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let address = wait_for_listener(&folder.path().join("proxy.sock")).await;
+        Self { folder, proxy, address, answers }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends a whole request on a new connection and reads the whole answer.
+    pub async fn ask(&self, request: &str) -> Reply {
+        let mut stream = self.connect().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read_reply(&mut stream).await
+    }
+
+    pub async fn get(&self, id: &str, port: u16, path: &str) -> Reply {
+        self.ask(&get_request(id, port, path)).await
+    }
+
+    pub async fn control(&self, method: &str, path: &str, body: &str) -> serde_json::Value {
+        control(&self.path("proxy.sock"), method, path, body).await.unwrap()
+    }
+
+    pub async fn withdraw(&self, generation: u64) -> serde_json::Value {
+        self.control("POST", "/withdraw", &format!(r#"{{"generations":[{generation}]}}"#)).await
+    }
+
+    pub fn memory_kib(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.proxy.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+pub fn get_request(id: &str, port: u16, path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n")
+}
+
+async fn wait_for_listener(socket: &Path) -> SocketAddr {
+    soon(async {
+        loop {
+            if let Ok(health) = control(socket, "GET", "/health", "").await {
+                return health["listen"].as_str().unwrap().parse().unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+pub async fn control(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<serde_json::Value> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: proxy\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(request.as_bytes()).await?;
+    let reply = read_reply(&mut stream).await;
+    Ok(serde_json::from_str(&reply.body).unwrap())
+}
+
+fn start_resolver(socket: &Path, answers: Arc<Answers>) {
+    let listener = UnixListener::bind(socket).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answers = Arc::clone(&answers);
+            tokio::spawn(async move {
+                while let Some(request) = read_request(&mut stream).await {
+                    // The answer is fixed when the question comes, and may be sent much later.
+                    let body = answers.find(&request.body);
+                    let gate = answers.gate.lock().unwrap().clone();
+                    if let Some(gate) = gate {
+                        gate.acquire().await.unwrap().forget();
+                    }
+                    if stream.write_all(ok(&body).as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+pub fn ok(body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A guest port: runs `serve` for each connection.
+pub async fn guest<F, Fut>(serve: F) -> SocketAddr
+where
+    F: Fn(TcpStream) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            stream.set_nodelay(true).unwrap();
+            tokio::spawn(serve(stream));
+        }
+    });
+    address
+}
+
+/// A guest that answers each request with the request's own head and body.
+pub async fn echo_guest() -> SocketAddr {
+    guest(|mut stream| async move {
+        while let Some(request) = read_request(&mut stream).await {
+            let text = format!("{}{}", request.head, request.body);
+            if stream.write_all(ok(&text).as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await
+}
+
+/// A guest that sends one chunk and then keeps the stream open; it drops the stream when it is reset.
+pub async fn stream_guest() -> SocketAddr {
+    guest(|mut stream| async move {
+        let Some(_) = read_request(&mut stream).await else { return };
+        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        stream.write_all(format!("{head}5\r\nfirst\r\n").as_bytes()).await.unwrap();
+        let mut byte = [0];
+        let _ = stream.read(&mut byte).await;
+    })
+    .await
+}
+
+#[derive(Debug)]
+pub struct Request {
+    pub head: String,
+    pub body: String,
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub head: String,
+    pub body: String,
+}
+
+impl Reply {
+    pub fn status(&self) -> u16 {
+        self.head.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+}
+
+pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = head.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+}
+
+/// Reads up to the empty line; none at the end of the stream.
+pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        bytes.push(soon(stream.read_u8()).await.ok()?);
+    }
+    Some(String::from_utf8(bytes).unwrap())
+}
+
+/// Reads one chunk of a chunked body; empty at its end.
+pub async fn read_chunk(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut size = Vec::new();
+    while !size.ends_with(b"\r\n") {
+        size.push(soon(stream.read_u8()).await?);
+    }
+    let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();
+    let mut chunk = vec![0; size];
+    soon(stream.read_exact(&mut chunk)).await?;
+    if size > 0 {
+        soon(stream.read_exact(&mut [0; 2])).await?;
+    }
+    Ok(chunk)
+}
+
+async fn read_body(stream: &mut (impl AsyncRead + Unpin), head: &str) -> String {
+    let mut body = Vec::new();
+    if header(head, "transfer-encoding").is_some() {
+        loop {
+            let chunk = read_chunk(stream).await.unwrap();
+            if chunk.is_empty() {
+                // Trailers and the empty line.
+                body.extend(read_trailers(stream).await.into_bytes());
+                break;
+            }
+            body.extend(chunk);
+        }
+    } else if let Some(length) = header(head, "content-length") {
+        body.resize(length.parse().unwrap(), 0);
+        soon(stream.read_exact(&mut body)).await.unwrap();
+    }
+    String::from_utf8(body).unwrap()
+}
+
+async fn read_trailers(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut text = Vec::new();
+    while !(text == b"\r\n" || text.ends_with(b"\r\n\r\n")) {
+        text.push(soon(stream.read_u8()).await.unwrap());
+    }
+    String::from_utf8(text).unwrap().trim_end().to_owned()
+}
+
+pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
+    let head = read_head(stream).await?;
+    let body = read_body(stream, &head).await;
+    Some(Request { head, body })
+}
+
+pub async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
+    let head = read_head(stream).await.expect("the connection ended before a reply");
+    let body = read_body(stream, &head).await;
+    Reply { head, body }
+}
+
+/// Reads until the connection ends and says how.
+pub async fn ending(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut rest = Vec::new();
+    soon(stream.read_to_end(&mut rest)).await.map(|_| rest)
+}
+
+pub fn is_reset(ending: &io::Result<Vec<u8>>) -> bool {
+    matches!(ending, Err(error) if error.kind() == io::ErrorKind::ConnectionReset)
+}
+
+/// Waits until a condition of the proxy holds that nothing announces.
+pub async fn until<Fut: Future<Output = bool>>(mut condition: impl FnMut() -> Fut) {
+    soon(async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
