@@ -1,0 +1,214 @@
+//! The command line of both daemons.
+//!
+//! Written out by hand: options are few, all take a value, and half of them are only for the two daemons themselves.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use crate::keeper::{Adopted, KeeperArguments};
+use crate::limits::{CAPTURE_BUFFER_BYTES_MAX_DEFAULT, SERVE_THREADS_DEFAULT, SERVE_THREADS_MAX};
+use crate::process::{Peer, adopt};
+use crate::serve::ServeArguments;
+
+pub const USAGE: &str = "\
+usage: aenv-blockd keeper --run-dir DIR --state-dir DIR --memory-mount DIR --disk-mount DIR
+                          [--serve-threads N] [--capture-buffer-bytes-max N]
+
+Serves layered disks and memory images as files on two FUSE mounts (Linux 6.9 or newer recommended).
+The keeper mounts and keeps `aenv-blockd serve` running; both may be killed at any time.
+SIGTERM to the keeper ends both and unmounts. Control socket: RUN/blockd.sock (spec/wire/block.md).
+
+  --run-dir DIR                  sockets and process records
+  --state-dir DIR                records of exports, locks
+  --memory-mount DIR             where memory images appear
+  --disk-mount DIR               where disks appear
+  --serve-threads N              threads per mount at rest, 1 to 64 (default 4)
+  --capture-buffer-bytes-max N   memory for captured pages (default 2 GiB)
+";
+
+/// The folders that both daemons are told.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    pub run: PathBuf,
+    pub state: PathBuf,
+    pub memory_mount: PathBuf,
+    pub disk_mount: PathBuf,
+}
+
+impl Folders {
+    pub fn keeper_lock(&self) -> PathBuf {
+        self.state.join("keeper.lock")
+    }
+
+    pub fn serve_lock(&self) -> PathBuf {
+        self.state.join("serve.lock")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.run.join("blockd.sock")
+    }
+
+    pub fn keeper_record(&self) -> PathBuf {
+        self.run.join("keeper.json")
+    }
+
+    pub fn serve_record(&self) -> PathBuf {
+        self.run.join("blockd.json")
+    }
+
+    /// As options, for a peer.
+    pub fn options(&self) -> Vec<String> {
+        let pairs = [
+            ("--run-dir", &self.run),
+            ("--state-dir", &self.state),
+            ("--memory-mount", &self.memory_mount),
+            ("--disk-mount", &self.disk_mount),
+        ];
+        pairs.iter().flat_map(|(name, path)| [(*name).to_owned(), path.to_string_lossy().into_owned()]).collect()
+    }
+}
+
+/// What is wrong with a command line.
+#[derive(Debug, thiserror::Error)]
+pub enum ArgumentError {
+    #[error("unknown option {0:?}")]
+    Unknown(String),
+    #[error("{0} needs a value")]
+    NoValue(String),
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    #[error("{name} is {value:?} and must be {wanted}")]
+    Bad { name: &'static str, value: String, wanted: &'static str },
+    #[error("{0} is not an open descriptor")]
+    Descriptor(&'static str, #[source] std::io::Error),
+}
+
+const OPTIONS: [&str; 12] = [
+    "--run-dir",
+    "--state-dir",
+    "--memory-mount",
+    "--disk-mount",
+    "--serve-threads",
+    "--capture-buffer-bytes-max",
+    "--memory-fd",
+    "--disk-fd",
+    "--keeper-pid",
+    "--keeper-pidfd",
+    "--blockd-pid",
+    "--blockd-pidfd",
+];
+
+/// Options by name.
+#[derive(Debug)]
+struct Options(HashMap<&'static str, String>);
+
+impl Options {
+    fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, ArgumentError> {
+        let mut options = HashMap::new();
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            let known = OPTIONS.iter().find(|name| **name == argument);
+            let name = known.ok_or_else(|| ArgumentError::Unknown(argument.clone()))?;
+            options.insert(*name, arguments.next().ok_or(ArgumentError::NoValue(argument))?);
+        }
+        Ok(Options(options))
+    }
+
+    fn folder(&self, name: &'static str) -> Result<PathBuf, ArgumentError> {
+        let value = self.0.get(name).ok_or(ArgumentError::Missing(name))?;
+        if value.starts_with('/') {
+            return Ok(PathBuf::from(value));
+        }
+        Err(ArgumentError::Bad { name, value: value.clone(), wanted: "an absolute path" })
+    }
+
+    fn number(&self, name: &'static str) -> Result<Option<u64>, ArgumentError> {
+        let Some(value) = self.0.get(name) else { return Ok(None) };
+        let bad = |_| ArgumentError::Bad { name, value: value.clone(), wanted: "a number" };
+        value.parse().map(Some).map_err(bad)
+    }
+
+    fn descriptor(&self, name: &'static str) -> Result<OwnedFd, ArgumentError> {
+        let number = self.number(name)?.ok_or(ArgumentError::Missing(name))?;
+        adopt(i32::try_from(number).unwrap_or(-1)).map_err(|error| ArgumentError::Descriptor(name, error))
+    }
+
+    fn peer(&self, pid: &'static str, pidfd: &'static str) -> Result<Peer, ArgumentError> {
+        let number = self.number(pid)?.and_then(|pid| u32::try_from(pid).ok());
+        Ok(Peer::inherited(number.ok_or(ArgumentError::Missing(pid))?, self.descriptor(pidfd)?))
+    }
+
+    fn folders(&self) -> Result<Folders, ArgumentError> {
+        Ok(Folders {
+            run: self.folder("--run-dir")?,
+            state: self.folder("--state-dir")?,
+            memory_mount: self.folder("--memory-mount")?,
+            disk_mount: self.folder("--disk-mount")?,
+        })
+    }
+
+    /// The settings of blockd, checked here so that a wrong one stops the keeper rather than every blockd.
+    fn settings(&self) -> Result<(usize, u64), ArgumentError> {
+        let name = "--serve-threads";
+        let threads = self.number(name)?.unwrap_or(SERVE_THREADS_DEFAULT as u64);
+        let in_range = usize::try_from(threads).ok().filter(|count| (1..=SERVE_THREADS_MAX).contains(count));
+        let bad = || ArgumentError::Bad { name, value: threads.to_string(), wanted: "1 to 64" };
+        let buffer = self.number("--capture-buffer-bytes-max")?.unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT);
+        Ok((in_range.ok_or_else(bad)?, buffer))
+    }
+}
+
+pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments, ArgumentError> {
+    let options = Options::parse(arguments)?;
+    let (threads, buffer) = options.settings()?;
+    let serve_options = ["--serve-threads", &threads.to_string(), "--capture-buffer-bytes-max", &buffer.to_string()];
+    let adopted = match options.0.contains_key("--blockd-pid") {
+        true => Some(Adopted {
+            memory: options.descriptor("--memory-fd")?,
+            disks: options.descriptor("--disk-fd")?,
+            blockd: options.peer("--blockd-pid", "--blockd-pidfd")?,
+        }),
+        false => None,
+    };
+    Ok(KeeperArguments { folders: options.folders()?, serve_options: serve_options.map(str::to_owned).into(), adopted })
+}
+
+pub fn serve(arguments: impl Iterator<Item = String>) -> Result<ServeArguments, ArgumentError> {
+    let options = Options::parse(arguments)?;
+    let (threads, capture_buffer_bytes_max) = options.settings()?;
+    Ok(ServeArguments {
+        folders: options.folders()?,
+        threads,
+        capture_buffer_bytes_max,
+        memory: options.descriptor("--memory-fd")?,
+        disks: options.descriptor("--disk-fd")?,
+        keeper: options.peer("--keeper-pid", "--keeper-pidfd")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<KeeperArguments, ArgumentError> {
+        keeper(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        let folders = "--run-dir /r --state-dir /s --memory-mount /m --disk-mount /d";
+        assert!(parse(folders).is_ok());
+        for (line, named) in [
+            ("--run-dir /r --state-dir /s --memory-mount /m", "--disk-mount"),
+            ("--run-dir r", "--run-dir"),
+            (&format!("{folders} --serve-threads 0"), "--serve-threads"),
+            (&format!("{folders} --serve-threads 65"), "--serve-threads"),
+            (&format!("{folders} --serve-threads"), "--serve-threads"),
+            (&format!("{folders} --verbose 1"), "--verbose"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(named), "{line}: {error}");
+        }
+    }
+}

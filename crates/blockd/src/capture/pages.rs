@@ -1,0 +1,93 @@
+//! What each dirty page becomes in the layer.
+//!
+//! | page | parent reads | becomes |
+//! |---|---|---|
+//! | anything but zeros | anything | data |
+//! | zeros | something else | a zero run: leaving it out would bring the parent's bytes back |
+//! | zeros | zeros | nothing |
+
+use aenv_layers::LayerWriter;
+
+use super::Range;
+use crate::export::Content;
+use crate::limits::PAGE_BYTES;
+
+const PAGE: usize = PAGE_BYTES as usize;
+static ZEROS: [u8; PAGE] = [0; PAGE];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Data,
+    Zero,
+    LeftOut,
+}
+
+/// Bytes by what became of them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Totals {
+    pub data_bytes: u64,
+    pub zero_bytes: u64,
+    pub skipped_bytes: u64,
+}
+
+/// Which half of the work failed.
+#[derive(Debug)]
+pub enum PagesError {
+    Parent(aenv_layers::Error),
+    Layer(aenv_layers::Error),
+}
+
+/// Appends one range, whose content is `bytes`, as the longest runs of equal fate.
+pub fn append(
+    writer: &mut LayerWriter,
+    parent: &Content,
+    range: Range,
+    bytes: &[u8],
+    totals: &mut Totals,
+) -> Result<(), PagesError> {
+    let mut run = 0..0;
+    let mut fate = Fate::LeftOut;
+    for at in (0..bytes.len()).step_by(PAGE) {
+        let here = fate_of(&bytes[at..at + PAGE], parent, range.start + at as u64)?;
+        if here != fate {
+            emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)?;
+            run = at..at;
+            fate = here;
+        }
+        run.end = at + PAGE;
+    }
+    emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)
+}
+
+fn fate_of(page: &[u8], parent: &Content, offset: u64) -> Result<Fate, PagesError> {
+    if page != ZEROS {
+        return Ok(Fate::Data);
+    }
+    if parent.is_zero(offset, PAGE_BYTES) {
+        return Ok(Fate::LeftOut);
+    }
+    let mut below = [0u8; PAGE];
+    parent.read_at(&mut below, offset).map_err(PagesError::Parent)?;
+    Ok(if below == ZEROS { Fate::LeftOut } else { Fate::Zero })
+}
+
+fn emit(writer: &mut LayerWriter, fate: Fate, offset: u64, bytes: &[u8], totals: &mut Totals) -> Result<(), PagesError> {
+    let length = bytes.len() as u64;
+    if length == 0 {
+        return Ok(());
+    }
+    match fate {
+        Fate::Data => {
+            totals.data_bytes += length;
+            writer.append(offset, bytes).map_err(PagesError::Layer)
+        }
+        Fate::Zero => {
+            totals.zero_bytes += length;
+            writer.append_zero(offset, length).map_err(PagesError::Layer)
+        }
+        Fate::LeftOut => {
+            totals.skipped_bytes += length;
+            Ok(())
+        }
+    }
+}

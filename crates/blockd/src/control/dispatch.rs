@@ -1,0 +1,174 @@
+//! From an operation to what carries it out, and its answer.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aenv_wire::block::{
+    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk, Merge, MergeOk,
+    Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
+};
+use rustix::process::Signal;
+use serde::Serialize;
+
+use super::refusal::Refusal;
+use crate::capture::Captures;
+use crate::export::{Export, Exports, check_path};
+use crate::files::{remove_if_there, rename_new, sibling, sync_with_directory};
+use crate::fuse::Session;
+use crate::process::Peer;
+use crate::stats::{Counter, Counters};
+
+/// Everything that operations touch.
+#[derive(Debug)]
+pub struct Daemon {
+    pub exports: Arc<Exports>,
+    pub captures: Captures,
+    pub counters: Arc<Counters>,
+    pub memory: Arc<Session>,
+    pub disks: Arc<Session>,
+    pub memory_mount: PathBuf,
+    pub disk_mount: PathBuf,
+    /// Replaced by the watcher when the keeper is.
+    pub keeper: Mutex<Arc<Peer>>,
+    pub operations: AtomicUsize,
+}
+
+impl Daemon {
+    /// Operations that are done in no time and must not wait for a free thread.
+    pub fn is_immediate(operation: &Operation) -> bool {
+        use Operation as O;
+        matches!(operation, O::Hello | O::Exports | O::Stats | O::Shutdown)
+    }
+
+    /// Operations that end something: they run however many others do, since those may be waiting for them.
+    pub fn is_always_admitted(operation: &Operation) -> bool {
+        matches!(operation, Operation::Abandon(_) | Operation::Unexport(_) | Operation::CaptureCancel(_))
+    }
+
+    pub fn carry_out(&self, request: Request) -> Vec<u8> {
+        let id = request.id;
+        let outcome = match request.operation {
+            Operation::Hello => ok(id, self.hello()),
+            Operation::ExportMemory(asked) => self.exported(self.exports.export_memory(asked)).map(|a| encode_ok(id, &a)),
+            Operation::ExportDisk(asked) => self.exported(self.exports.export_disk(asked)).map(|a| encode_ok(id, &a)),
+            Operation::Unexport(Name { name }) => self.unexport(&name).map(|a| encode_ok(id, &a)),
+            Operation::Abandon(Name { name }) => self.abandon(&name).map(|a| encode_ok(id, &a)),
+            Operation::Exports => ok(id, ExportsOk { exports: self.exports.list() }),
+            Operation::SealDisk(asked) => {
+                self.exports.seal_disk(&asked.name, asked.new_upper).map(|a| encode_ok(id, &a)).map_err(Refusal::from)
+            }
+            Operation::Sync(asked) => sync(&asked.paths).map(|a| encode_ok(id, &a)),
+            Operation::CaptureStart(asked) => self.captures.start(asked).map(|a| encode_ok(id, &a)).map_err(Refusal::from),
+            Operation::CaptureFinish(asked) => {
+                let finished = self.captures.finish(&asked.job);
+                self.counters.add(if finished.is_ok() { Counter::Captured } else { Counter::CaptureFailed });
+                finished.map(|a| encode_ok(id, &a)).map_err(Refusal::from)
+            }
+            Operation::CaptureCancel(asked) => {
+                self.captures.cancel(&asked.job).map(|()| encode_ok(id, &Empty {})).map_err(Refusal::from)
+            }
+            Operation::Merge(asked) => merge(&asked).map(|a| encode_ok(id, &a)),
+            Operation::ImportRaw(asked) => import_raw(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Stats => ok(id, self.stats()),
+            Operation::Shutdown => {
+                self.keeper().signal(Signal::TERM);
+                ok(id, Empty {})
+            }
+        };
+        outcome.unwrap_or_else(|refusal| encode_error(id, refusal.kind, &refusal.message))
+    }
+
+    pub fn keeper(&self) -> Arc<Peer> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn hello(&self) -> HelloOk {
+        HelloOk {
+            version: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            keeper_pid: self.keeper().pid,
+            memory_mount: self.memory_mount.to_string_lossy().into_owned(),
+            disk_mount: self.disk_mount.to_string_lossy().into_owned(),
+        }
+    }
+
+    fn stats(&self) -> StatsOk {
+        StatsOk {
+            counters: self.counters.by_name(),
+            buffer_bytes: self.captures.buffer_bytes(),
+            exports: self.exports.count() as u64,
+            captures: self.captures.count() as u64,
+            threads: (self.memory.threads() + self.disks.threads() + self.operations.load(Ordering::Relaxed)) as u64,
+        }
+    }
+
+    fn session(&self, kind: ExportKind) -> &Session {
+        match kind {
+            ExportKind::Memory => &self.memory,
+            ExportKind::Disk => &self.disks,
+        }
+    }
+
+    fn exported(&self, export: Result<Arc<Export>, crate::export::ExportError>) -> Result<ExportOk, Refusal> {
+        let export = export?;
+        let mount = if export.kind == ExportKind::Memory { &self.memory_mount } else { &self.disk_mount };
+        Ok(ExportOk { path: mount.join(&export.name).to_string_lossy().into_owned(), inode: export.inode })
+    }
+
+    fn unexport(&self, name: &str) -> Result<Empty, Refusal> {
+        let (export, waiting) = self.exports.unexport(name)?;
+        let session = self.session(export.kind);
+        session.refuse_all(&waiting);
+        session.channel.forget(crate::fuse::ROOT_INODE, export.inode, name);
+        Ok(Empty {})
+    }
+
+    fn abandon(&self, name: &str) -> Result<AbandonOk, Refusal> {
+        let (export, waiting) = self.exports.abandon(name)?;
+        self.session(export.kind).refuse_all(&waiting);
+        Ok(AbandonOk { waiting: waiting.len() as u64 })
+    }
+}
+
+fn ok<T: Serialize>(id: u64, answer: T) -> Result<Vec<u8>, Refusal> {
+    Ok(encode_ok(id, &answer))
+}
+
+fn sync(paths: &[String]) -> Result<Empty, Refusal> {
+    for path in paths {
+        check_path(path)?;
+        sync_with_directory(Path::new(path)).map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
+    }
+    Ok(Empty {})
+}
+
+fn merge(asked: &Merge) -> Result<MergeOk, Refusal> {
+    let layers: Vec<PathBuf> = asked.layers.iter().map(PathBuf::from).collect();
+    let report = made_whole(&asked.into, |partial| aenv_layers::merge(&layers, partial))?;
+    Ok(MergeOk { layer: asked.into.clone(), data_bytes: report.data_bytes })
+}
+
+fn import_raw(asked: &ImportRaw) -> Result<ImportRawOk, Refusal> {
+    check_path(&asked.source)?;
+    let report = made_whole(&asked.into, |partial| aenv_layers::import_raw(Path::new(&asked.source), partial))?;
+    Ok(ImportRawOk { layer: asked.into.clone(), data_bytes: report.data_bytes, size_bytes: report.size_bytes })
+}
+
+/// Makes a layer under a temporary name, so that a file of its final name is always whole. An existing one is never
+/// replaced: it may be in use.
+fn made_whole<T>(into: &str, make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>) -> Result<T, Refusal> {
+    check_path(into)?;
+    let partial = sibling(Path::new(into), ".partial");
+    let taken = || Refusal::new(ErrorKind::Exists, format!("{into} is there already"));
+    if Path::new(into).exists() {
+        return Err(taken());
+    }
+    remove_if_there(&partial).map_err(|error| Refusal::io("cannot remove a leftover", &error))?;
+    let report = make(&partial)?;
+    rename_new(&partial, Path::new(into)).map_err(|error| {
+        let _ = remove_if_there(&partial);
+        Refusal::io(&format!("cannot name {into}"), &error)
+    })?;
+    Ok(report)
+}

@@ -1,0 +1,85 @@
+//! Exports: what is served under which name and inode.
+//!
+//! Owns the table, the records on disk and the life of one export (open, serve, seal, abandon, remove). Does not own
+//! the FUSE protocol (`fuse`) nor the layer format (`aenv-layers`).
+
+mod content;
+mod error;
+mod flight;
+mod record;
+mod seal;
+mod table;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use aenv_wire::block::ExportKind;
+
+pub use content::Content;
+pub use error::{ExportError, layers_errno};
+pub use flight::{Begun, Flight};
+pub use record::Record;
+pub use table::{Exports, check_name, check_path};
+
+/// One export. What never changes is plain; what changes is in the record, whose lock also keeps two changes of the
+/// same export apart. Readers and writers of content never take that lock.
+#[derive(Debug)]
+pub struct Export {
+    pub name: String,
+    pub kind: ExportKind,
+    pub inode: u64,
+    pub size_bytes: u64,
+    pub flight: Flight,
+    record: Mutex<Record>,
+    content: RwLock<Option<Arc<Content>>>,
+    /// Failures to open since the last success, so that a broken export does not fill the log.
+    open_failures: AtomicU64,
+}
+
+impl Export {
+    pub fn new(record: Record, content: Option<Arc<Content>>) -> Export {
+        Export {
+            name: record.name.clone(),
+            kind: record.kind,
+            inode: record.inode,
+            size_bytes: record.size_bytes,
+            flight: Flight::new(record.abandoned),
+            record: Mutex::new(record),
+            content: RwLock::new(content),
+            open_failures: AtomicU64::new(0),
+        }
+    }
+
+    /// The layers, opened at the first use after a restart: a take-over must not wait for the index of every export.
+    pub fn content(&self, layers: &Arc<aenv_layers::Registry>) -> Result<Arc<Content>, ExportError> {
+        if let Some(content) = self.content.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            return Ok(content.clone());
+        }
+        let mut slot = self.content.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(content) = slot.as_ref() {
+            return Ok(content.clone());
+        }
+        // The record is read before its lock is let go again: a seal changes both, in this order of locks.
+        let (lowers, upper) = {
+            let record = self.record();
+            (record.layers.clone(), record.upper.clone())
+        };
+        match Content::open(layers, &lowers, upper.as_deref(), self.size_bytes) {
+            Ok(content) => Ok(slot.insert(Arc::new(content)).clone()),
+            Err(error) => {
+                if self.open_failures.fetch_add(1, Ordering::Relaxed) == 0 {
+                    eprintln!("aenv-blockd: export {} cannot be opened: {}", self.name, crate::control::chain(&error));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub fn snapshot(&self) -> Record {
+        self.record().clone()
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,151 @@
+//! The threads that answer one mount.
+//!
+//! Each thread reads a request, handles it where it stands (handlers block on local files only) and reads the next.
+//! Threads are started while all are inside handlers, up to `SERVE_THREADS_MAX`, and the surplus ends when idle:
+//! together with the limit per export (`export::Flight`), one slow file cannot take the mount down.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use aenv_wire::block::ExportKind;
+
+use super::abi::{self, Request, opcode};
+use super::channel::Channel;
+use super::{data, directory};
+use crate::export::{Begun, Export, Exports};
+use crate::limits::{SERVE_THREADS_MAX, STACK_BYTES, TRANSFER_BYTES_MAX};
+use crate::stats::{Counter, Counters};
+
+/// Everything that the threads of one mount share.
+#[derive(Debug)]
+pub struct Session {
+    pub kind: ExportKind,
+    pub channel: Channel,
+    pub exports: Arc<Exports>,
+    pub counters: Arc<Counters>,
+    threads_at_rest: usize,
+    threads: AtomicUsize,
+    idle: AtomicUsize,
+}
+
+/// Where a thread puts a request and the data it answers. A request is at most a WRITE with its headers; a disk read
+/// that is not aligned takes up to a sector more on either side.
+struct Buffers {
+    request: Box<[u8]>,
+    data: Box<[u8]>,
+}
+
+impl Session {
+    pub fn new(
+        kind: ExportKind,
+        channel: Channel,
+        exports: Arc<Exports>,
+        counters: Arc<Counters>,
+        threads_at_rest: usize,
+    ) -> Arc<Session> {
+        let (threads, idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Session { kind, channel, exports, counters, threads_at_rest, threads, idle })
+    }
+
+    /// Starts the threads that are there at rest.
+    pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        (0..self.threads_at_rest).try_for_each(|_| self.start_thread())
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads.load(Ordering::Relaxed)
+    }
+
+    /// Answers requests that `Exports::abandon` or `unexport` took out of flight.
+    pub fn refuse_all(&self, waiting: &[u64]) {
+        waiting.iter().for_each(|unique| self.channel.refuse(*unique, libc::EIO));
+    }
+
+    fn start_thread(self: &Arc<Self>) -> std::io::Result<()> {
+        let session = self.clone();
+        self.threads.fetch_add(1, Ordering::Relaxed);
+        self.idle.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{:?}", self.kind).to_lowercase();
+        let started = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || session.serve());
+        if started.is_err() {
+            self.threads.fetch_sub(1, Ordering::Relaxed);
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+        started.map(|_| ())
+    }
+
+    fn serve(self: Arc<Self>) {
+        let mut buffers = Buffers {
+            request: vec![0; TRANSFER_BYTES_MAX + 4096].into_boxed_slice(),
+            data: vec![0; TRANSFER_BYTES_MAX + 1024].into_boxed_slice(),
+        };
+        while let Some(length) = self.channel.receive(&mut buffers.request) {
+            let was_last_idle = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
+            if was_last_idle && self.threads() < SERVE_THREADS_MAX {
+                // Without another thread requests only wait longer, so a failure is not worth more than going on.
+                let _ = self.start_thread();
+            }
+            self.handle(&buffers.request[..length], &mut buffers.data);
+            // Twice the number at rest, so that threads are not started and ended with every burst.
+            if self.idle.fetch_add(1, Ordering::Relaxed) >= 2 * self.threads_at_rest {
+                self.idle.fetch_sub(1, Ordering::Relaxed);
+                break;
+            }
+        }
+        self.threads.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn handle(&self, bytes: &[u8], data: &mut [u8]) {
+        let request = Request::new(bytes);
+        match request.opcode() {
+            opcode::READ | opcode::WRITE => self.handle_data(request, data),
+            opcode::FALLOCATE if self.kind == ExportKind::Disk => self.handle_data(request, data),
+            opcode::FALLOCATE => {
+                // The guest gives memory back. The image stays whole for every other clone, and success lets the VMM
+                // drop its private copy. ENOSYS would be remembered by the kernel.
+                self.counters.add(Counter::MemoryPunchIgnored);
+                self.channel.answer(request.unique(), &[]);
+            }
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::DESTROY => {}
+            _ => match directory::answer(self, request) {
+                Ok(body) => self.channel.answer(request.unique(), body.bytes()),
+                Err(errno) => self.channel.refuse(request.unique(), errno),
+            },
+        }
+    }
+
+    /// Requests that touch content go through the export's flight table.
+    fn handle_data(&self, request: Request<'_>, data: &mut [u8]) {
+        let Some(export) = self.exports.by_inode(request.inode()).filter(|export| export.kind == self.kind) else {
+            return self.channel.refuse(request.unique(), libc::ESTALE);
+        };
+        match export.flight.begin(request.unique(), request.bytes()) {
+            Begun::Parked => self.counters.add(Counter::Parked),
+            Begun::Abandoned => self.channel.refuse(request.unique(), libc::EIO),
+            Begun::Run => {
+                let mut next = self.run(&export, request, data);
+                while let Some(parked) = next {
+                    next = self.run(&export, Request::new(&parked), data);
+                }
+            }
+        }
+    }
+
+    /// Handles one request that is in flight, and returns a parked one to go on with.
+    fn run(&self, export: &Export, request: Request<'_>, data: &mut [u8]) -> Option<Vec<u8>> {
+        let unique = request.unique();
+        let outcome = data::carry_out(self, export, request, data);
+        let finished = export.flight.finish(unique);
+        if finished.wanted {
+            match outcome {
+                Ok(data::Done::Nothing) => self.channel.answer(unique, &[]),
+                Ok(data::Done::Read(range)) => self.channel.answer(unique, &data[range]),
+                Ok(data::Done::Written(count)) => {
+                    self.channel.answer(unique, abi::Body::default().u32s(&[count, 0]).bytes());
+                }
+                Err(errno) => self.channel.refuse(unique, errno),
+            }
+        }
+        finished.next
+    }
+}

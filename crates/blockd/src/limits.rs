@@ -1,0 +1,75 @@
+//! Every limit of blockd, with its unit in its name and its reason beside it.
+
+use std::time::Duration;
+
+/// Exports at a time over both mounts; each holds descriptors for its layers, and `nofile` is finite.
+pub const EXPORTS_MAX: usize = 8192;
+
+/// Bytes of an export's name; it is a file name on the mount and of its record.
+pub const NAME_BYTES_MAX: usize = 128;
+
+/// Layers under one export; the format's own chain limit.
+pub const LAYERS_MAX: usize = 255;
+
+/// Largest export in bytes: an upper's data and index must fit in one file of the host.
+pub const SIZE_BYTES_MAX: u64 = aenv_layers::MAX_UPPER_BYTES;
+
+/// Disks are read and written in sectors, memory in pages.
+pub const SECTOR_BYTES: u64 = 512;
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Bytes of one READ or WRITE: what 256 pages of `max_pages` carry.
+pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
+pub const TRANSFER_PAGES_MAX: u16 = 256;
+
+/// Requests that the kernel may have in flight in the background per mount. The kernel's default of 12 would let one
+/// slow export hold up all others.
+pub const BACKGROUND_REQUESTS_MAX: u16 = 512;
+pub const CONGESTION_REQUESTS: u16 = 384;
+
+/// Threads per mount that answer at rest, unless `--serve-threads` says otherwise.
+pub const SERVE_THREADS_DEFAULT: usize = 4;
+
+/// Threads per mount at most. More are started only when all are inside a handler.
+pub const SERVE_THREADS_MAX: usize = 64;
+
+/// Threads of a mount inside handlers of *one* export. Further requests of it are parked, so that one slow file
+/// leaves most threads to the others.
+pub const RUNNING_PER_EXPORT_MAX: usize = 16;
+
+/// Bytes of parked requests per export; beyond it a request takes a thread after all.
+pub const PARKED_BYTES_MAX: usize = 32 << 20;
+
+/// Connections to the control socket, and operations that run at a time over all of them.
+pub const CONNECTIONS_MAX: usize = 128;
+pub const OPERATIONS_MAX: usize = 64;
+
+/// Captures at a time (started and neither finished nor cancelled).
+pub const CAPTURES_MAX: usize = 64;
+
+/// Memory in bytes for dirty pages of captures with hold "buffer", over all of them, unless
+/// `--capture-buffer-bytes-max` says otherwise.
+pub const CAPTURE_BUFFER_BYTES_MAX_DEFAULT: u64 = 2 << 30;
+
+/// Bytes of a process's memory read by one call: long enough to be fast, short enough for a prompt cancel.
+pub const CAPTURE_CHUNK_BYTES: usize = 4 << 20;
+
+/// How long an operation that must not overlap waits for the one before it.
+pub const BUSY_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a new daemon waits for the lock of one that has just been killed.
+pub const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// How long the keeper waits for blockd to end by itself before it kills it.
+pub const STOP_WAIT: Duration = Duration::from_secs(5);
+
+/// A daemon that lived shorter than this counts as failing at start.
+pub const SHORT_LIFE: Duration = Duration::from_secs(1);
+
+/// Restarts at once before the back-off begins, and its bounds.
+pub const IMMEDIATE_RESTARTS: u32 = 4;
+pub const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+pub const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// Bytes of stack per thread: handlers are shallow and hold their buffers on the heap.
+pub const STACK_BYTES: usize = 256 << 10;

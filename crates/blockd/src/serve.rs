@@ -1,0 +1,163 @@
+//! `aenv-blockd serve`: takes over the two connections, in an order that keeps guests waiting as short as possible.
+//!
+//! ```text
+//!   lock ── read records ── finish cut-off seals ── ask the kernel to resend ── answer guests
+//!        ── remove cut-off captures ── open the control socket ── watch the keeper
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use aenv_wire::block::ExportKind;
+
+use crate::arguments::Folders;
+use crate::capture::Captures;
+use crate::control::{Daemon, listen};
+use crate::export::{ExportError, Exports};
+use crate::fuse::{Channel, Session};
+use crate::limits::LOCK_WAIT;
+use crate::process::{Backoff, Lock, LockError, Peer, start_self, write_record};
+use crate::stats::Counters;
+
+/// Command line of blockd, which only the keeper writes.
+#[derive(Debug)]
+pub struct ServeArguments {
+    pub folders: Folders,
+    pub threads: usize,
+    pub capture_buffer_bytes_max: u64,
+    pub memory: OwnedFd,
+    pub disks: OwnedFd,
+    pub keeper: Peer,
+}
+
+/// Why blockd could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("this state folder is in use")]
+    InUse(#[source] LockError),
+    #[error(transparent)]
+    Exports(#[from] ExportError),
+    #[error("cannot {step}")]
+    System { step: &'static str, #[source] source: io::Error },
+}
+
+pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
+    let begun = Instant::now();
+    let system = |step| move |source| ServeError::System { step, source };
+    let stop = crate::signals::termination().map_err(system("watch for signals"))?;
+    let ServeArguments { folders, threads, capture_buffer_bytes_max, memory, disks, keeper } = arguments;
+    let _lock = Lock::take(&folders.serve_lock(), LOCK_WAIT).map_err(ServeError::InUse)?;
+    crate::standing::orders();
+    let exports = Arc::new(Exports::load(&folders.state)?);
+    let counters = Arc::new(Counters::default());
+    let session = |kind, descriptor| {
+        Session::new(kind, Channel::new(descriptor), exports.clone(), counters.clone(), threads)
+    };
+    let (memory, disks) = (session(ExportKind::Memory, memory), session(ExportKind::Disk, disks));
+    for session in [&disks, &memory] {
+        take_over(session).map_err(system("start the threads that answer guests"))?;
+    }
+    eprintln!("aenv-blockd: {} answers for {} exports after {:?}", std::process::id(), exports.count(), begun.elapsed());
+    let captures = Captures::open(&folders.state, exports.clone(), capture_buffer_bytes_max);
+    let daemon = Arc::new(Daemon {
+        captures: captures.map_err(system("clean up cut-off captures"))?,
+        exports,
+        counters,
+        memory,
+        disks,
+        memory_mount: folders.memory_mount.clone(),
+        disk_mount: folders.disk_mount.clone(),
+        keeper: Mutex::new(Arc::new(keeper)),
+        operations: AtomicUsize::new(0),
+    });
+    let listener = listen(&folders.socket()).map_err(system("listen on the control socket"))?;
+    write_record(&folders.serve_record()).map_err(system("write the process record"))?;
+    spawn("keeper-watch", {
+        let (daemon, folders) = (daemon.clone(), folders.clone());
+        move || watch_keeper(&daemon, &folders, threads, capture_buffer_bytes_max)
+    })
+    .map_err(system("watch the keeper"))?;
+    spawn("accept", {
+        let daemon = daemon.clone();
+        move || daemon.serve(&listener)
+    })
+    .map_err(system("serve the control socket"))?;
+    wait_for_the_end(&daemon, &stop, &folders);
+    Ok(())
+}
+
+fn take_over(session: &Arc<Session>) -> io::Result<()> {
+    // Before anything was ever read this puts nothing back; so the first blockd need not know that it is the first.
+    if let Err(error) = session.channel.resend() {
+        eprintln!("aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end");
+    }
+    session.start()
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(work).map(|_| ())
+}
+
+/// Waits for the order to stop, or for both mounts to be gone.
+fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        let mut watched = [
+            PollFd::new(stop, PollFlags::IN),
+            PollFd::new(daemon.memory.channel.descriptor(), PollFlags::ERR),
+            PollFd::new(daemon.disks.channel.descriptor(), PollFlags::ERR),
+        ];
+        if poll(&mut watched, None).is_err() {
+            continue;
+        }
+        let stopped = !watched[0].revents().is_empty();
+        let gone = watched[1..].iter().all(|mount| mount.revents().contains(PollFlags::ERR));
+        if stopped || gone {
+            daemon.captures.cancel_all();
+            let _ = crate::files::remove_if_there(&folders.socket());
+            let _ = crate::files::remove_if_there(&folders.serve_record());
+            eprintln!("aenv-blockd: {} ends {}", std::process::id(), if stopped { "as told" } else { "with its mounts" });
+            return;
+        }
+        if watched[1..].iter().any(|mount| !mount.revents().is_empty()) {
+            // One of two mounts is gone and its descriptor stays ready: look again at a pace that costs nothing.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+}
+
+/// Starts a new keeper whenever the present one dies, and hands it the connections.
+fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) {
+    let mut backoff = Backoff::default();
+    loop {
+        let keeper = daemon.keeper();
+        let started = Instant::now();
+        keeper.wait(None);
+        keeper.reap();
+        let delay = backoff.delay(started.elapsed());
+        eprintln!("aenv-blockd: keeper {} ended; the next one starts after {delay:?}", keeper.pid);
+        std::thread::sleep(delay);
+        match start_keeper(daemon, folders, threads, buffer) {
+            Ok(next) => *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next),
+            Err(error) => eprintln!("aenv-blockd: no keeper can be started: {error}"),
+        }
+    }
+}
+
+fn start_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) -> io::Result<Peer> {
+    let own = Peer::of(std::process::id())?;
+    let mut arguments = vec!["keeper".to_owned()];
+    arguments.extend(folders.options());
+    arguments.extend(["--serve-threads".to_owned(), threads.to_string()]);
+    arguments.extend(["--capture-buffer-bytes-max".to_owned(), buffer.to_string()]);
+    arguments.extend(["--blockd-pid".to_owned(), own.pid.to_string()]);
+    let descriptors = [
+        ("--memory-fd", daemon.memory.channel.descriptor().as_fd()),
+        ("--disk-fd", daemon.disks.channel.descriptor().as_fd()),
+        ("--blockd-pidfd", own.pidfd()),
+    ];
+    start_self(&arguments, &descriptors)
+}

@@ -1,0 +1,43 @@
+//! Standing orders of blockd to the kernel, against deadlock and against being the one that is killed.
+//!
+//! All are asked for and none is needed to serve, so a refusal (an unprivileged test, a container) is said and survived.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Linux 5.6; not in every libc.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+pub fn orders() {
+    crate::process::stay_out_of_the_oom_killers_reach();
+    be_an_io_flusher();
+    keep_touched_memory();
+    raise_the_descriptor_limit();
+    // Many short threads otherwise get a heap each, which never shrinks.
+    // SAFETY: mallopt only sets a parameter of the allocator.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+}
+
+/// Memory that we need must not be had by writing out pages whose way to the disk leads through us.
+fn be_an_io_flusher() {
+    // SAFETY: this prctl takes one number and changes only flags of this task, inherited by its later threads.
+    if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
+        eprintln!("aenv-blockd: no PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// Pages that were used once stay: a page fault of ours must not wait for a reclaim that waits for us. Only once used
+/// (MCL_ONFAULT): indexes and thread buffers are mapped larger than they are needed.
+fn keep_touched_memory() {
+    // SAFETY: mlockall changes how the kernel treats our pages, not their content.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
+        eprintln!("aenv-blockd: memory is not locked: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// An export has a descriptor per layer and more.
+fn raise_the_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        eprintln!("aenv-blockd: the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
