@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import structlog
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -28,6 +27,7 @@ from starlette.types import Receive
 from agentenv.api import errors
 from agentenv.api.idempotency import Idempotency
 from agentenv.api.keys import ApiKeys
+from agentenv.api.log import log
 from agentenv.api.settings import ApiSettings
 from agentenv.api.wire import encode
 from agentenv.clock import Clock
@@ -36,8 +36,6 @@ from agentenv.model import new_build_id
 from agentenv.node.interface import NodeInterface
 
 B = TypeVar("B")
-
-_log = structlog.get_logger("agentenv.api")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ async def run(endpoint: Endpoint[Any], context: Context, request: Request, param
     except Exception as error:
         failure, response = error, internal_error_response(endpoint.operation, error)
     if endpoint.mutates or response.status_code >= 500:
-        _log.info(
+        log.info(
             "request",
             operation=endpoint.operation,
             status=response.status_code,
@@ -137,7 +135,7 @@ async def run(endpoint: Endpoint[Any], context: Context, request: Request, param
 def internal_error_response(operation: str, error: Exception) -> Response:
     """500 for a bug of ours: the log has everything, the client the id to find it by."""
     incident = new_build_id()
-    _log.error("bug", operation=operation, incident=incident, exc_info=error)
+    log.error("bug", operation=operation, incident=incident, exc_info=error)
     return errors.error_response(errors.InternalError(f"internal error; the server's log has it as {incident}"))
 
 

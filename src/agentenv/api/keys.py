@@ -39,6 +39,10 @@ class ApiKeys:
         if not self._keys:
             raise ConfigError("at least one API key is needed")
 
+    def first(self) -> str:
+        """The first key, for whoever starts the server and needs one to begin with."""
+        return self._keys[0].decode("ascii")
+
     def accepts(self, presented: str) -> bool:
         """Compare with every key in constant time, whichever matches."""
         candidate = presented.encode("utf-8", "surrogateescape")

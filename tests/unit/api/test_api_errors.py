@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import logging
 from typing import Any
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from agentenv import errors
 from agentenv.api import errors as api_errors
 from agentenv.api.errors import ANSWERS, answer_for, error_response
 from agentenv.api.routes import ENDPOINTS
+from agentenv.clock import FakeClock
 from agentenv.node.fake import FakeNode
 
 Client = httpx.AsyncClient
@@ -274,12 +276,33 @@ def test_an_error_without_text_still_has_a_message() -> None:
     [(param, name) for param, name in (("/v2/sandboxes", "list_sandboxes"), (f"/sandboxes/{ANY_ID}", "get"))],
 )
 async def test_a_bug_is_500_with_an_id_that_the_log_has_and_nothing_else(
-    client: Client, node: FakeNode, endpoint: str, planted: str
+    client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture, endpoint: str, planted: str
 ) -> None:
     node.fail_next(planted, RuntimeError("secret detail"))
-    with capture_logs() as logs:
-        body = check_shape(await client.get(endpoint), 500)
+    body = check_shape(await client.get(endpoint), 500)
     assert "secret" not in json.dumps(body)
-    bug = next(entry for entry in logs if entry["event"] == "bug")
-    assert bug["incident"] in body["message"]
-    assert isinstance(bug["exc_info"], RuntimeError)
+    bug = next(record for record in caplog.records if "bug" in record.message)
+    incident = body["message"].rsplit(" ", 1)[1]
+    assert incident in bug.message
+    assert bug.exc_info is not None
+    assert isinstance(bug.exc_info[1], RuntimeError)
+
+
+async def test_each_changing_request_is_logged_with_its_duration_and_no_reading_one(
+    client: Client, node: FakeNode, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agentenv.api")
+    gate = node.hold("create")
+    create = asyncio.create_task(client.post("/v2/sandboxes", json={"templateID": "base"}))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert node.calls == ["create"]
+    clock.advance(0.25)
+    gate.set()
+    await create
+    await client.get("/v2/sandboxes")
+    await client.delete(f"/sandboxes/{ANY_ID}")
+    lines = [record.message for record in caplog.records if record.name == "agentenv.api"]
+    assert len(lines) == 2
+    assert "operation='createSandbox' status=201 duration_ms=250.0" in lines[0]
+    assert f"target='{ANY_ID}' error='SandboxNotFound'" in lines[1]

@@ -106,3 +106,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_no_key_at_all_is_refused() -> None:
     with pytest.raises(ConfigError):
         ApiKeys([])
+
+
+def test_the_first_key_is_the_one_of_the_first_line(tmp_path: Path) -> None:
+    assert load_or_create(write(tmp_path / "k", f"{OTHER}\n{KEY}\n")).first() == OTHER
