@@ -1,0 +1,353 @@
+//! Bodies, tunnels and connections: nothing is held back, nothing is lost, nothing grows.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::{ID, World, get_request, ok, read_chunk, read_head, read_reply, read_request, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+fn post(extra: &str) -> String {
+    get_request(ID, 80, "/").replace("GET", "POST").replace("\r\n\r\n", &format!("\r\n{extra}\r\n\r\n"))
+}
+
+/// A guest that sends each message of the test as a chunk, when the test says so.
+async fn chunk_guest() -> (std::net::SocketAddr, mpsc::UnboundedSender<&'static str>) {
+    let (send, receive) = mpsc::unbounded_channel::<&'static str>();
+    let receive = Arc::new(tokio::sync::Mutex::new(receive));
+    let guest = support::guest(move |mut stream| {
+        let receive = Arc::clone(&receive);
+        async move {
+            read_request(&mut stream).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n").await.unwrap();
+            while let Some(text) = receive.lock().await.recv().await {
+                stream.write_all(text.as_bytes()).await.unwrap();
+            }
+        }
+    })
+    .await;
+    (guest, send)
+}
+
+#[tokio::test]
+async fn each_chunk_of_an_answer_arrives_before_the_next_is_sent() {
+    let world = World::new().await;
+    let (guest, send) = chunk_guest().await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut client = world.connect().await;
+    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nTE: trailers\r\nAccept-Encoding: gzip\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let head = read_head(&mut client).await.unwrap();
+    assert_eq!(support::header(&head, "content-encoding"), None);
+    for chunk in ["1\r\na\r\n", "1\r\nb\r\n"] {
+        send.send(chunk).unwrap();
+        assert_eq!(read_chunk(&mut client).await.unwrap(), &chunk.as_bytes()[3..4]);
+    }
+    send.send("0\r\nx-sum: 2\r\n\r\n").unwrap();
+    assert_eq!(read_chunk(&mut client).await.unwrap(), b"");
+    let mut trailer = [0; "x-sum: 2\r\n\r\n".len()];
+    soon(client.read_exact(&mut trailer)).await.unwrap();
+    assert_eq!(&trailer, b"x-sum: 2\r\n\r\n");
+}
+
+#[tokio::test]
+async fn each_chunk_of_an_upload_arrives_before_the_next_is_sent() {
+    let world = World::new().await;
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let guest = support::guest(move |mut stream| {
+        let told = told.clone();
+        async move {
+            read_head(&mut stream).await.unwrap();
+            loop {
+                let chunk = read_chunk(&mut stream).await.unwrap();
+                let is_last = chunk.is_empty();
+                told.send(chunk).unwrap();
+                if is_last {
+                    break;
+                }
+            }
+            stream.write_all(ok("done").as_bytes()).await.unwrap();
+            let _ = support::ending(&mut stream).await;
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut client = world.connect().await;
+    client.write_all(post("Transfer-Encoding: chunked").as_bytes()).await.unwrap();
+    for text in ["a", "b"] {
+        client.write_all(format!("1\r\n{text}\r\n").as_bytes()).await.unwrap();
+        assert_eq!(soon(heard.recv()).await.unwrap(), text.as_bytes());
+    }
+    client.write_all(b"0\r\n\r\n").await.unwrap();
+    assert_eq!(soon(heard.recv()).await.unwrap(), b"");
+    assert_eq!(read_reply(&mut client).await.body, "done");
+}
+
+#[tokio::test]
+async fn a_get_with_a_chunked_body_keeps_it() {
+    let world = World::new().await;
+    world.answers.set(ID, 80, support::target(support::echo_guest().await, 1));
+    let request = post("Transfer-Encoding: chunked").replace("POST", "GET") + "4\r\nbody\r\n0\r\n\r\n";
+    assert!(world.ask(&request).await.body.ends_with("\r\n\r\nbody"));
+}
+
+#[tokio::test]
+async fn a_large_chunked_upload_does_not_grow_the_proxy() {
+    const UPLOAD_BYTES: usize = 100 << 20;
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        read_head(&mut stream).await.unwrap();
+        let mut sum = 0;
+        loop {
+            let chunk = read_chunk(&mut stream).await.unwrap();
+            if chunk.is_empty() {
+                break;
+            }
+            sum += chunk.len();
+        }
+        stream.write_all(ok(&sum.to_string()).as_bytes()).await.unwrap();
+        let _ = support::ending(&mut stream).await;
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let before = world.memory_kib("VmRSS");
+    let mut client = world.connect().await;
+    client.write_all(post("Transfer-Encoding: chunked").as_bytes()).await.unwrap();
+    let chunk = [b"100000\r\n".as_slice(), &vec![b'x'; 1 << 20], b"\r\n"].concat();
+    for _ in 0..UPLOAD_BYTES >> 20 {
+        client.write_all(&chunk).await.unwrap();
+    }
+    client.write_all(b"0\r\n\r\n").await.unwrap();
+    assert_eq!(read_reply(&mut client).await.body, UPLOAD_BYTES.to_string());
+    let grown = world.memory_kib("VmHWM") - before;
+    assert!(grown < 8 * 1024, "grew by {grown} KiB");
+}
+
+#[tokio::test]
+async fn a_slow_reader_does_not_grow_the_proxy() {
+    let world = World::new().await;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&sent);
+    let guest = support::guest(move |mut stream| {
+        let sent = Arc::clone(&counter);
+        async move {
+            read_request(&mut stream).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n").await.unwrap();
+            let block = vec![0; 1 << 20];
+            while stream.write_all(&block).await.is_ok() {
+                sent.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let before = world.memory_kib("VmRSS");
+    let mut client = world.connect().await;
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    read_head(&mut client).await.unwrap();
+    // Nothing is read; the guest must come to a halt when the sockets' buffers are full.
+    let last = AtomicUsize::new(usize::MAX);
+    support::until(|| async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let now = sent.load(Ordering::SeqCst);
+        last.swap(now, Ordering::SeqCst) == now
+    })
+    .await;
+    let last = last.into_inner();
+    assert!(last < 64, "{last} MiB went into buffers");
+    let grown = world.memory_kib("VmHWM") - before;
+    assert!(grown < 8 * 1024, "grew by {grown} KiB");
+}
+
+#[tokio::test]
+async fn expect_continue_is_the_guests_decision() {
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        while let Some(head) = read_head(&mut stream).await {
+            if head.contains("/refuse") {
+                let refusal = "HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n";
+                stream.write_all(refusal.as_bytes()).await.unwrap();
+                return;
+            }
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
+            let mut body = [0; 4];
+            stream.read_exact(&mut body).await.unwrap();
+            stream.write_all(ok(std::str::from_utf8(&body).unwrap()).as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let request = post("Expect: 100-continue\r\nContent-Length: 4");
+    let mut client = world.connect().await;
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(read_head(&mut client).await.unwrap(), "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"body").await.unwrap();
+    assert_eq!(read_reply(&mut client).await.body, "body");
+    let mut refused = world.connect().await;
+    refused.write_all(request.replace("POST / ", "POST /refuse ").as_bytes()).await.unwrap();
+    assert_eq!(read_reply(&mut refused).await.status(), 417);
+}
+
+#[tokio::test]
+async fn heads_without_bodies_keep_their_length() {
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        while let Some(request) = read_request(&mut stream).await {
+            let answer = if request.head.starts_with("HEAD") {
+                "HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n"
+            } else {
+                "HTTP/1.1 204 No Content\r\n\r\n"
+            };
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut client = world.connect().await;
+    for _ in 0..2 {
+        client.write_all(get_request(ID, 80, "/").replace("GET", "HEAD").as_bytes()).await.unwrap();
+        let head = read_head(&mut client).await.unwrap();
+        assert_eq!(support::header(&head, "content-length"), Some("12345"));
+        client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+        assert_eq!(read_reply(&mut client).await.status(), 204);
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let world = World::new().await;
+    world.answers.set(ID, 80, support::target(support::echo_guest().await, 1));
+    let mut client = world.connect().await;
+    let requests: String = (0..20).map(|number| get_request(ID, 80, &format!("/{number}"))).collect();
+    client.write_all(requests.as_bytes()).await.unwrap();
+    for number in 0..20 {
+        assert!(read_reply(&mut client).await.body.starts_with(&format!("GET /{number} ")));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_with_the_connection_is_whole() {
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        read_request(&mut stream).await.unwrap();
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nold style").await.unwrap();
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    assert_eq!(world.get(ID, 80, "/").await.body, "old style");
+}
+
+/// A guest that answers once per connection, then closes it without having said so.
+async fn closing_guest(connections: Arc<AtomicUsize>) -> std::net::SocketAddr {
+    support::guest(move |mut stream| {
+        connections.fetch_add(1, Ordering::SeqCst);
+        async move {
+            if read_request(&mut stream).await.is_some() {
+                stream.write_all(ok("x").as_bytes()).await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
+    let world = World::new().await;
+    let connections = Arc::new(AtomicUsize::new(0));
+    world.answers.set(ID, 80, support::target(closing_guest(Arc::clone(&connections)).await, 1));
+    let mut client = world.connect().await;
+    let without_body = post("Content-Length: 0");
+    for round in 0..300 {
+        let request = if round % 2 == 0 { get_request(ID, 80, "/") } else { without_body.clone() };
+        client.write_all(request.as_bytes()).await.unwrap();
+        assert_eq!(read_reply(&mut client).await.status(), 200, "round {round}");
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), 300);
+}
+
+/// The guest closes only when the second request has arrived: the request may have been run, so POST is not repeated.
+#[tokio::test]
+async fn only_harmless_requests_are_sent_twice() {
+    let world = World::new().await;
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&connections);
+    let guest = support::guest(move |mut stream| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        async move {
+            read_request(&mut stream).await.unwrap();
+            stream.write_all(ok("x").as_bytes()).await.unwrap();
+            read_request(&mut stream).await;
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    assert_eq!(world.get(ID, 80, "/").await.status(), 200);
+    support::until(|| async { connections.load(Ordering::SeqCst) == 1 }).await;
+    assert_eq!(world.get(ID, 80, "/").await.status(), 200);
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
+    assert_eq!(world.ask(&post("Content-Length: 0")).await.status(), 502);
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_by_the_guest() {
+    let world = World::new().await;
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let guest = support::guest(move |mut stream| {
+        let told = told.clone();
+        async move {
+            read_request(&mut stream).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n").await.unwrap();
+            let _ = support::ending(&mut stream).await;
+            told.send(()).unwrap();
+        }
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut client = world.connect().await;
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    read_head(&mut client).await.unwrap();
+    drop(client);
+    soon(heard.recv()).await.unwrap();
+}
+
+#[tokio::test]
+async fn tunnels_carry_bytes_both_ways_and_half_closes() {
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        let head = read_head(&mut stream).await.unwrap();
+        assert!(head.to_lowercase().contains("upgrade: own/2"), "{head}");
+        stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\n").await.unwrap();
+        // Echoes after the client's end of sending, which a half-closed tunnel must let through.
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.unwrap();
+        stream.write_all(&all).await.unwrap();
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut client = world.connect().await;
+    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\nearly ");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let head = read_head(&mut client).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 101 ") && support::header(&head, "upgrade") == Some("own/2"), "{head}");
+    let bulk = vec![7; 3 << 20];
+    let (mut reader, mut writer) = client.split();
+    let write = async {
+        writer.write_all(&bulk).await.unwrap();
+        writer.shutdown().await.unwrap();
+    };
+    let (_, echoed) = tokio::join!(write, support::ending(&mut reader));
+    let echoed = echoed.unwrap();
+    assert!(echoed.starts_with(b"early ") && echoed[6..] == bulk);
+    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 }).await;
+}
+
+#[tokio::test]
+async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
+    let world = World::new().await;
+    world.answers.set(ID, 80, support::target(support::echo_guest().await, 1));
+    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");
+    assert_eq!(world.ask(&request).await.status(), 200);
+}
