@@ -29,14 +29,20 @@ class FakeSlotHost:
         self.calls: list[tuple[str, int]] = []
         self.fail: set[str] = set()
         self._hold: dict[str, threading.Event] = {}
+        self._entered: dict[str, threading.Event] = {}
         self.is_held_by_node = False
 
     def hold(self, call: str) -> threading.Event:
         """Calls of this name wait until the event is set (or 10 s, so that a failing test ends)."""
         return self._hold.setdefault(call, threading.Event())
 
+    def entered(self, call: str) -> threading.Event:
+        """Set as soon as a call of this name has begun."""
+        return self._entered.setdefault(call, threading.Event())
+
     def _enter(self, call: str, index: int) -> None:
         self.calls.append((call, index))
+        self.entered(call).set()
         if (event := self._hold.get(call)) is not None:
             event.wait(_HOLD_DEADLINE_S)
         if call in self.fail:

@@ -104,8 +104,11 @@ class SlotPool:
             self._make_pause.cancel()
         while self._waiters:
             _refuse(self._waiters.popleft(), NodeStopping("the server is shutting down"))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STEP_DEADLINE_S)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STEP_DEADLINE_S
+        # Tasks may start others: a failed reset becomes a removal.
+        while self._tasks and (left := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
         self._is_closed = True
         self._makers.shutdown(wait=False)
         self._steppers.shutdown(wait=False)
@@ -209,9 +212,9 @@ class SlotPool:
         except NetworkError as error:
             self._making.discard(index)
             log.warning("%s", error)
-            await self._remove(index)
-            self._fail_one_waiter(error)
             self._pause_makes()
+            self._fail_one_waiter(error)
+            await self._remove(index)
         else:
             self._making.discard(index)
             self._offer(index)
