@@ -246,7 +246,7 @@ fn life(ops: Arc<FaultyOps>, folder: &Path, requests: &[Request], model: &mut Mo
     let upper = Upper::create_with(ops.clone(), &folder.join("upper"), SIZE, Uuid::NIL)?;
     run_requests(&upper, requests, model)?;
     Upper::create_with(ops, &folder.join("next"), SIZE, upper.uuid())?;
-    seal::seal(&upper, |_| Ok(()))?;
+    seal::seal(&upper, |_| Ok(|| ()))?;
     Ok(())
 }
 
@@ -319,12 +319,12 @@ proptest! {
                     let outcome = run_request(&upper, request);
                     model.apply(request, outcome.is_ok());
                 }
-                if seal::seal(&upper, |_| Ok(())).is_err() {
+                if seal::seal(&upper, |_| Ok(|| ())).is_err() {
                     assert_eq!(probe(&path).unwrap(), FileState::Upper, "{story}: an error after the commit");
                     let written = run_request(&upper, &Request::Write { start: 3, sectors: 2, value: 9 });
                     written.unwrap();
                     model.apply(&Request::Write { start: 3, sectors: 2, value: 9 }, true);
-                    seal::seal(&upper, |_| Ok(())).unwrap();
+                    seal::seal(&upper, |_| Ok(|| ())).unwrap();
                 }
                 model.check(&open(&base, &path), &story);
                 if !ops.was_reached() {

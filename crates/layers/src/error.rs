@@ -99,6 +99,8 @@ pub enum Damage {
     ShortRead { offset: u64, missing: u64 },
     #[error("the map file is missing")]
     MapMissing,
+    #[error("the data file is missing, but its map says that it was written")]
+    DataMissing,
     #[error("the map file is damaged or belongs to another upper")]
     Map,
 }

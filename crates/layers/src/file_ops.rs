@@ -18,7 +18,7 @@ use crate::error::{At, Damage, Error, Result};
 pub(crate) trait FileOps: Send + Sync + std::fmt::Debug {
     /// Writes a part of `bytes` at `offset`, at least one byte; returns how many.
     fn write(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Gives the range's blocks back; it reads zero afterwards.
+    /// Gives the range's blocks back, where the file system can.
     fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()>;
     fn set_len(&self, file: &File, length: u64) -> io::Result<()>;
     /// Allocates blocks, so that a later store through a mapping cannot fail.
@@ -42,9 +42,11 @@ impl FileOps for SystemOps {
 
     fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(file, flags, offset, length)
-        })?)
+        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, length)) {
+            // The map already says zero; a file system without holes only keeps the space.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            outcome => Ok(outcome?),
+        }
     }
 
     fn set_len(&self, file: &File, length: u64) -> io::Result<()> {

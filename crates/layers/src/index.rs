@@ -10,8 +10,8 @@
 use crate::error::{Error, Result};
 use crate::segment::Segment;
 
-/// Most segments of one index: 2 GiB of memory, and what a `u32` in the table can count.
-pub(crate) const MAX_SEGMENTS: u64 = 1 << 27;
+/// Most segments of one index: 1 GiB of memory, a run for every second sector of 64 GiB. A `u32` counts them.
+pub(crate) const MAX_SEGMENTS: u64 = 1 << 26;
 
 /// An immutable, sorted list of segments with fast look-up.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! A sealed layer: opened once, checked wholly, then read by many.
 //!
-//! Everything that a later read relies on is checked at open, so that a read of a mapped sector either returns that
-//! sector's bytes or an error that names the file. Nothing is assumed about who wrote the file.
+//! Everything that a later read relies on is checked at open (`layer_file.rs`), so that a read of a mapped sector either
+//! returns that sector's bytes or an error that names the file.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -9,16 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::SECTOR_BYTES;
-use crate::error::{At, Damage, Error, Result};
+use crate::error::{At, Error, Result};
 use crate::file_ops::read_exact;
-use crate::header::{self, Fields, HEADER_BYTES, HEADER_LEN, Part};
-use crate::index::{Index, MAX_SEGMENTS};
-use crate::segment::{SECTOR_LIMIT, SEGMENT_BYTES, Segment};
+use crate::header::Fields;
+use crate::index::Index;
+use crate::layer_file;
+use crate::segment::Segment;
 use crate::upper::map_path;
 use crate::uuid::Uuid;
-
-/// Index bytes read at a time; bounds the memory beside the decoded entries.
-const INDEX_CHUNK_BYTES: usize = 1 << 20;
 
 /// One sealed, immutable LSMT file with its index in memory.
 #[derive(Debug)]
@@ -73,16 +71,12 @@ impl Layer {
 
     /// The second half of `open`: reads and checks everything.
     pub(crate) fn load(path: &Path, file: File, metadata: &Metadata) -> Result<Layer> {
-        let damaged = |damage| Error::corrupt(path, damage);
-        let frame = Frame::read(&file, path, metadata.len())?;
-        let (segments, index_crc) = read_index(&file, path, &frame.fields)?;
-        header::verify_own(&frame.header, &frame.trailer, index_crc).map_err(damaged)?;
-        check_segments(&segments, &frame.fields).map_err(damaged)?;
+        let (fields, segments) = layer_file::read(&file, path, metadata.len())?;
         Ok(Layer {
             path: path.to_owned(),
             file,
             identity: Identity::of(metadata),
-            fields: frame.fields,
+            fields,
             index: Arc::new(Index::new(segments)?),
         })
     }
@@ -152,102 +146,4 @@ impl Layer {
     pub(crate) fn read_data(&self, buf: &mut [u8], file_sector: u64) -> Result<()> {
         read_exact(&self.file, &self.path, buf, file_sector * SECTOR_BYTES)
     }
-}
-
-/// Both ends of a file, decoded, with the index's place checked against the file's length.
-struct Frame {
-    header: Box<[u8; HEADER_LEN]>,
-    trailer: Box<[u8; HEADER_LEN]>,
-    fields: Fields,
-}
-
-impl Frame {
-    fn read(file: &File, path: &Path, length: u64) -> Result<Frame> {
-        let damaged = |damage| Error::corrupt(path, damage);
-        if length < 2 * HEADER_BYTES {
-            return Err(damaged(Damage::TooShort { length }));
-        }
-        let mut header = Box::new([0u8; HEADER_LEN]);
-        let mut trailer = Box::new([0u8; HEADER_LEN]);
-        read_exact(file, path, header.as_mut(), 0)?;
-        read_exact(file, path, trailer.as_mut(), length - HEADER_BYTES)?;
-        let head = Fields::decode(&header, Part::Header).map_err(damaged)?;
-        let fields = Fields::decode(&trailer, Part::Trailer).map_err(damaged)?;
-        // A header that knows where the index is must agree; most writers leave it 0.
-        if head.sealed && head.index_offset != 0 && head.index_offset != fields.index_offset {
-            return Err(damaged(Damage::HeaderMismatch));
-        }
-        check_frame(&fields, length).map_err(damaged)?;
-        Ok(Frame {
-            header,
-            trailer,
-            fields,
-        })
-    }
-}
-
-fn check_frame(fields: &Fields, length: u64) -> Result<(), Damage> {
-    if fields.virtual_size > SECTOR_LIMIT * SECTOR_BYTES {
-        return Err(Damage::VirtualSize {
-            size: fields.virtual_size,
-        });
-    }
-    let (offset, entries) = (fields.index_offset, fields.index_entries);
-    let end = entries
-        .checked_mul(SEGMENT_BYTES as u64)
-        .and_then(|bytes| bytes.checked_add(offset));
-    let fits = end.is_some_and(|end| end <= length - HEADER_BYTES);
-    if !fits || offset < HEADER_BYTES || offset % SECTOR_BYTES != 0 || entries > MAX_SEGMENTS {
-        return Err(Damage::IndexOutside { offset, entries });
-    }
-    Ok(())
-}
-
-/// The entries without padding, and the checksum of all entries' bytes.
-fn read_index(file: &File, path: &Path, fields: &Fields) -> Result<(Vec<Segment>, u32)> {
-    let total = fields.index_entries as usize * SEGMENT_BYTES;
-    let mut segments = Vec::with_capacity(fields.index_entries as usize);
-    let mut chunk = vec![0u8; total.min(INDEX_CHUNK_BYTES)];
-    let (mut done, mut crc) = (0, 0);
-    while done < total {
-        let bytes = &mut chunk[..(total - done).min(INDEX_CHUNK_BYTES)];
-        read_exact(file, path, bytes, fields.index_offset + done as u64)?;
-        crc = crc32c::crc32c_append(crc, bytes);
-        segments.extend(
-            bytes
-                .chunks_exact(SEGMENT_BYTES)
-                .filter_map(Segment::decode),
-        );
-        done += bytes.len();
-    }
-    Ok((segments, crc))
-}
-
-/// What reads rely on: order, no overlap, every byte inside the data, nothing beyond the image.
-fn check_segments(segments: &[Segment], fields: &Fields) -> Result<(), Damage> {
-    let data = HEADER_BYTES / SECTOR_BYTES..=fields.index_offset / SECTOR_BYTES;
-    let image_end = match fields.virtual_size {
-        0 => SECTOR_LIMIT,
-        size => size.div_ceil(SECTOR_BYTES),
-    };
-    let mut previous_end = 0;
-    for (entry, segment) in (0..).zip(segments) {
-        if segment.sectors() == 0 {
-            return Err(Damage::EmptySegment { entry });
-        }
-        if segment.start() < previous_end {
-            return Err(Damage::Unsorted { entry });
-        }
-        if segment.end() > image_end {
-            return Err(Damage::BeyondSize { entry });
-        }
-        let first = segment.file_sector();
-        if !segment.is_zero()
-            && !(data.contains(&first) && data.contains(&(first + segment.sectors())))
-        {
-            return Err(Damage::DataOutside { entry });
-        }
-        previous_end = segment.end();
-    }
-    Ok(())
 }

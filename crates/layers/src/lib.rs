@@ -19,6 +19,7 @@ mod header;
 mod import;
 mod index;
 mod layer;
+mod layer_file;
 mod lowers;
 mod map;
 mod map_header;

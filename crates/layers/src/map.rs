@@ -66,7 +66,7 @@ impl Map {
             &header.encode(),
             0,
         )?;
-        Self::map(&file, path, header)
+        Self::mapped(&file, path, header)
     }
 
     /// Opens the map of an existing upper and checks its header and length.
@@ -87,10 +87,10 @@ impl Map {
         if header.virtual_size > crate::upper::MAX_UPPER_BYTES || length != header.file_bytes() {
             return Err(Error::corrupt(path, Damage::Map));
         }
-        Self::map(&file, path, header)
+        Self::mapped(&file, path, header)
     }
 
-    fn map(file: &File, path: &Path, header: MapHeader) -> Result<Map> {
+    fn mapped(file: &File, path: &Path, header: MapHeader) -> Result<Map> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses; it aliases no Rust object. The file has at
         // least `file_bytes` bytes (checked or just reserved) and is never shortened by this crate.
@@ -111,6 +111,12 @@ impl Map {
 
     pub fn header(&self) -> MapHeader {
         self.header
+    }
+
+    /// Whether no sector was ever written or trimmed.
+    pub fn is_unused(&self) -> bool {
+        let end = self.header.sectors();
+        end == 0 || self.run(0, end) == (SectorState::Below, end)
     }
 
     fn written(&self) -> &[AtomicU64] {

@@ -37,12 +37,13 @@ pub struct SealReport {
     pub duration: Duration,
 }
 
-/// Seals `upper`. `before_commit` runs between the last write and the commit: what can still fail belongs there. After
-/// an error nothing has happened, except that the tail may be left (the next seal or open removes it).
-pub(crate) fn seal<T>(
+/// Seals `upper`. `prepare` runs between the last write and the commit: what can still fail belongs there. What it
+/// returns runs after the commit and before any write that waits can see that the upper is sealed. After an error nothing
+/// has happened, except that the tail may be left (the next seal or open removes it).
+pub(crate) fn seal<Committed: FnOnce()>(
     upper: &Upper,
-    before_commit: impl FnOnce(&Arc<Layer>) -> Result<T>,
-) -> Result<(Arc<Layer>, SealReport, T)> {
+    prepare: impl FnOnce(&Arc<Layer>) -> Result<Committed>,
+) -> Result<(Arc<Layer>, SealReport)> {
     let started = Instant::now();
     // Waits for the writes that are under way and keeps new ones out.
     let mut sealed = upper.sealed.write().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +60,7 @@ pub(crate) fn seal<T>(
             return Err(error);
         }
     };
-    let extra = before_commit(&layer)?;
+    let committed = prepare(&layer)?;
     let map = map_path(&upper.path);
     match upper.ops.remove(&map) {
         // An error though the map is gone is a commit all the same: going on as an upper would lose what is written next.
@@ -67,13 +68,14 @@ pub(crate) fn seal<T>(
         outcome => outcome.at(&map, "remove the map of a sealed upper")?,
     }
     *sealed = true;
+    committed();
     let report = SealReport {
         layer: upper.path.clone(),
         data_bytes: layer.data_bytes(),
         index_entries: layer.segments().len() as u64,
         duration: started.elapsed(),
     };
-    Ok((layer, report, extra))
+    Ok((layer, report))
 }
 
 fn write_layer(upper: &Upper) -> Result<Layer> {

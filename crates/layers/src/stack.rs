@@ -1,13 +1,14 @@
 //! A stack of layers as one device: sealed lowers, bottom first, and at most one upper on top.
 //!
-//! A read or write takes the stack's current state (an `Arc`, under a read lock held for a few nanoseconds) and works on
-//! that. A seal holds the lock for writing from before its last look at the map until the new state is in place, which is
-//! O(index); inside it waits for the writes under way. So every write lands either in the layer that is being sealed,
-//! before the index is made, or in the new upper; a read that began earlier goes on with the old state, whose content is
-//! frozen and complete.
+//! A read or write takes the stack's current state (an `Arc`, under a read lock held for nanoseconds) and works on that.
+//! A seal closes the old upper to writes (it waits for those under way, and new ones wait for it), writes index and
+//! trailer, commits, puts the next state in place and only then lets the waiting writes see that the upper is sealed: they
+//! take the state again and go to the new upper. So every write lands either in the layer that is being sealed, before its
+//! index is made, or in the new upper. Reads never wait: one that began earlier goes on with the old state, whose content
+//! is frozen and complete.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use crate::SECTOR_BYTES;
@@ -152,24 +153,27 @@ impl Stack {
         check_depth(before.lowers.layers().len() + 1)?;
         let new = new_upper
             .map(|path| Upper::create(path, self.size, old.uuid()))
-            .transpose()?;
-        let current = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            .transpose()?
+            .map(Arc::new);
         let sealed = seal::seal(old, |layer| {
             let layer = self.registry.keep(layer.clone());
-            Ok(Arc::new(before.lowers.extended(layer)?))
+            let lowers = self
+                .registry
+                .keep_lowers(Arc::new(before.lowers.extended(layer)?));
+            let next = Arc::new(State {
+                lowers,
+                upper: new.clone(),
+            });
+            Ok(move || *self.state.write().unwrap_or_else(PoisonError::into_inner) = next)
         });
         match sealed {
-            Ok((_, report, lowers)) => {
-                self.replace(current, lowers, new);
-                Ok(SealReport {
-                    duration: started.elapsed(),
-                    ..report
-                })
-            }
+            Ok((_, report)) => Ok(SealReport {
+                duration: started.elapsed(),
+                ..report
+            }),
             Err(error) => {
-                drop(current);
-                // The files are useless but harmless; the error to tell is the seal's.
-                let _ = new.map(Upper::remove_files);
+                // Its files are useless but harmless; the error to tell is the seal's.
+                let _ = new.as_deref().map(Upper::remove_files);
                 Err(error)
             }
         }
@@ -217,19 +221,6 @@ impl Stack {
             .clone()
     }
 
-    fn replace(
-        &self,
-        mut current: RwLockWriteGuard<'_, Arc<State>>,
-        lowers: Arc<Lowers>,
-        upper: Option<Upper>,
-    ) {
-        let lowers = self.registry.keep_lowers(lowers);
-        *current = Arc::new(State {
-            lowers,
-            upper: upper.map(Arc::new),
-        });
-    }
-
     /// Runs a change on the current upper, again on the next one if a seal came between.
     fn change(&self, change: impl Fn(&Upper) -> Result<()>) -> Result<()> {
         let mut state = self.current();
@@ -238,7 +229,7 @@ impl Stack {
             if !matches!(outcome, Err(Error::Sealed { .. })) {
                 return outcome;
             }
-            // The seal holds the lock until the next state is in place, so this waits and does not spin.
+            // A seal of this stack puts the next state in place before a waiting write can see that the upper is sealed.
             let next = self.current();
             if Arc::ptr_eq(&state, &next) {
                 return outcome;

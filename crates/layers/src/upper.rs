@@ -114,6 +114,7 @@ impl Upper {
                 path: path.to_owned(),
             });
         }
+        refuse_lost_data(path)?;
         let uuid = Uuid::random().at(path, "make an identifier")?;
         let map = Map::create(
             ops.as_ref(),
@@ -253,8 +254,7 @@ impl Upper {
     /// Turns the upper into a sealed layer at the same path, in time that depends on the number of runs and not on the
     /// bytes written. Nothing is synced. After an error it is still this upper and may be sealed again.
     pub fn seal(&self) -> Result<(Arc<Layer>, SealReport)> {
-        let (layer, report, ()) = seal::seal(self, |_| Ok(()))?;
-        Ok((layer, report))
+        seal::seal(self, |_| Ok(|| ()))
     }
 
     /// Reads the range; parts that the upper does not have are filled by `below(part, first sector)`.
@@ -291,7 +291,7 @@ impl Upper {
     }
 
     /// Removes both files of an upper that was made for nothing. Caller: nobody uses it.
-    pub(crate) fn remove_files(self) -> io::Result<()> {
+    pub(crate) fn remove_files(&self) -> io::Result<()> {
         // The data file first: a map without data is a cut creation, data without map would look damaged.
         self.ops.remove(&self.path)?;
         self.ops.remove(&map_path(&self.path))
@@ -336,6 +336,15 @@ fn create_data(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<File> 
     ops.publish(&draft, path)
         .at(path, "give the upper its name")?;
     Ok(file)
+}
+
+/// A map without data file is the trace of a cut creation only if nothing was ever written; else the data was lost, and
+/// a new upper in its place would hide that.
+fn refuse_lost_data(path: &Path) -> Result<()> {
+    match Map::open(&map_path(path)) {
+        Ok(map) if !map.is_unused() => Err(Error::corrupt(path, Damage::DataMissing)),
+        _ => Ok(()),
+    }
 }
 
 /// Why there is no map: sealed, or damaged.
