@@ -22,6 +22,7 @@ from agentenv.client import AenvClient, Ended, Process, Sandbox, Stderr
 from agentenv.client.errors import (
     ApiError,
     ClientError,
+    Conflict,
     ConnectionLost,
     DeadlineExceeded,
     NotFound,
@@ -121,11 +122,9 @@ class _Foreground:
                 self._spawn(feed(self._process, _local_input()))
             try:
                 ended = await self._copy_output()
-            except BrokenPipeError:
-                # Nobody reads any more; locally the command would get SIGPIPE, so do not let it run on unseen.
-                await self._farewell()
-                raise
-            except asyncio.CancelledError:
+            except (BrokenPipeError, asyncio.CancelledError, Conflict):
+                # Nobody reads any more, or output was lost: locally the command would get SIGPIPE, so do not let it
+                # run on unseen.
                 await self._farewell()
                 raise
             finally:
@@ -137,14 +136,16 @@ class _Foreground:
         return 128 + self._interrupts[0] if self._interrupts else ended.exit_code
 
     async def _copy_output(self) -> Ended:
-        stdout, stderr = sys.stdout.buffer, sys.stderr.buffer
-        async for event in self._process.events():
-            if isinstance(event, Ended):
-                return event
-            stream = stderr if isinstance(event, Stderr) else stdout
-            stream.write(event.data)
-            stream.flush()
-        raise AssertionError("events() ends with Ended or raises")
+        output = streams.LocalOutput()
+        try:
+            async for event in self._process.events():
+                if isinstance(event, Ended):
+                    return event
+                await output.put(2 if isinstance(event, Stderr) else 1, event.data)
+            raise AssertionError("events() ends with Ended or raises")
+        finally:
+            # Also when the stream broke: what arrived before is the user's.
+            await output.flush()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.create_task(work))

@@ -78,6 +78,19 @@ class Root(LazyGroup):
 
         return sys.exit(guarded(inner)) if standalone_mode else inner()
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Like click's, but click itself would turn a broken pipe into exit code 1."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+        return result
+
+
+class ReaderGone(Exception):
+    """Nobody reads our standard output any more (`aenv ls | head`)."""
+
 
 @click.pass_context
 def _root(ctx: click.Context) -> None:
@@ -99,10 +112,9 @@ def guarded(run: Callable[[], Any]) -> int:
     """Run and give the exit code; errors become one line on stderr."""
     try:
         result = run()
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except BrokenPipeError:
-        # The reader went away (`aenv ls | head`). Python would complain again when it flushes at exit.
+    except ReaderGone:
+        # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import stat
 import sys
@@ -15,6 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Final
 
 READ_BYTES: Final = 64 * 1024
+# PIPE_BUF: 4096 on Linux, 512 on macOS.
+PIPE_BYTES: Final = 4096 if sys.platform == "linux" else 512
+BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def input_descriptor() -> int | None:
@@ -80,3 +84,84 @@ def signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[N
             loop.remove_signal_handler(number)
             # asyncio.run has its own handler for ctrl-C, which remove_signal_handler does not bring back.
             signal.signal(number, previous)
+
+
+async def write(descriptor: int, data: bytes) -> None:
+    """Write all of `data` without blocking the loop. Raises `BrokenPipeError` when nobody reads any more.
+
+    The descriptor is not made non-blocking, because that would show in every process which shares it; instead each
+    write is small enough that a pipe which is ready for writing takes it whole.
+    """
+    view = memoryview(data)
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    while view:
+        if not is_file and not _is_writable(descriptor):
+            await _writable(descriptor)
+        view = view[os.write(descriptor, view if is_file else view[:PIPE_BYTES]) :]
+
+
+def _is_writable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+async def _writable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(descriptor)
+
+
+class LocalOutput:
+    """Our standard output and error, written behind a buffer.
+
+    The daemon drops output for a client that reads nothing for ten seconds, so a pager that waits for its user must
+    not stop the reading; up to `BUFFER_BYTES_MAX` wait here for it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        self._size = 0
+        self._room = asyncio.Event()
+        self._writer = asyncio.create_task(self._write())
+
+    async def put(self, descriptor: int, data: bytes) -> None:
+        """Write to descriptor 1 or 2, after what was put before. Raises what an earlier write raised."""
+        while self._size > BUFFER_BYTES_MAX and not self._writer.done():
+            self._room.clear()
+            await self._room.wait()
+        if self._writer.done():
+            await self._writer
+        self._size += len(data)
+        self._waiting.put_nowait((descriptor, data))
+
+    async def flush(self) -> None:
+        """Wait until all is written. Raises what a write raised."""
+        self._waiting.put_nowait(None)
+        await self._writer
+
+    async def _write(self) -> None:
+        try:
+            while (item := await self._waiting.get()) is not None:
+                await _write_to(*item)
+                self._size -= len(item[1])
+                self._room.set()
+        finally:
+            # Also after a failure, so that a waiting `put` finds it.
+            self._room.set()
+
+
+async def _write_to(descriptor: int, data: bytes) -> None:
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        # Not a file but a test's capture.
+        stream.buffer.write(data)
+        stream.flush()
+    else:
+        await write(number, data)

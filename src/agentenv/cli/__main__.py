@@ -1,0 +1,5 @@
+"""`python -m agentenv.cli` is `aenv`."""
+
+from agentenv.cli import main
+
+main()
