@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import HostUnsuitable, ImageError
-from agentenv.guest.initramfs import build_initramfs
+from agentenv.guest.initramfs import build_initramfs, build_probe_initramfs
 from agentenv.guest.modules import GUEST_MODULES, collect_modules
 
 # The long-term line that the snapshots, the PVH boot and the KVM host of the tests were measured with.
@@ -44,10 +44,14 @@ _XEN_PHYS32_ENTRY = 18  # the ELF note that makes a kernel bootable by PVH
 
 @dataclass(frozen=True, slots=True)
 class GuestFiles:
-    """A kernel ELF and an initramfs that belong together; `version` changes when either does."""
+    """A kernel ELF and an initramfs that belong together; `version` changes when either does.
+
+    `probe_initramfs` is for `vmm.probe`: it prints a line and sleeps.
+    """
 
     vmlinux: Path
     initramfs: Path
+    probe_initramfs: Path
     version: str
 
 
@@ -89,7 +93,8 @@ def prepare_guest(
     folder.mkdir(parents=True, exist_ok=True)
     _write_once(folder / "vmlinux", found.vmlinux.read_bytes())
     _write_once(folder / "initramfs", initramfs)
-    return GuestFiles(folder / "vmlinux", folder / "initramfs", version)
+    _write_once(folder / "probe-initramfs", build_probe_initramfs())
+    return GuestFiles(folder / "vmlinux", folder / "initramfs", folder / "probe-initramfs", version)
 
 
 def fetch_kernel(cache_dir: Path, modules: Sequence[str] = GUEST_MODULES) -> Kernel:

@@ -13,13 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.vmm.driver import MachineFiles, MachineSpec, NetworkAttachment
+from agentenv.vmm.driver import GuestKernel, MachineFiles, MachineSpec, NetworkAttachment
 
 QMP_SOCKET = "qmp.sock"
 CONSOLE_SOCKET = "console.sock"
 # Translated code of one guest at most. QEMU's own default is 1 GiB, which a long-lived guest would come to fill; where
 # it is full all is thrown away and translated anew, so that a smaller one costs time and never correctness.
 TCG_CODE_MIB_MAX = 128
+PROBE_MEMORY_MIB = 128
+
+# `reboot=t` with `panic=-1`: a panic ends the VMM at once, by triple fault. Watchdog timers wake an idle guest, and
+# report lockups that are only a busy host's.
+_KERNEL_WORDS = (
+    *("console=ttyS0", "quiet", "reboot=t", "panic=-1"),
+    *("nowatchdog", "cryptomgr.notests", "random.trust_cpu=on"),
+)
 
 # A full host disk must be an error in the guest that meets it; QEMU's default would stop the machine silently.
 _ON_ERROR = ("rerror=report", "werror=report")
@@ -52,7 +60,7 @@ def machine_arguments(spec: MachineSpec, accelerator: Accelerator) -> list[str]:
         # No device but those below: no default network card, no VGA, no floppy, no configuration file of the host.
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-name", f"aenv-{spec.machine_id}"),
-        *("-machine", _machine(accelerator)),
+        *("-machine", _machine()),
         # The default firmware wants the option ROMs that are off; qboot finds kernel and initrd by fw_cfg.
         *("-bios", "qboot.rom"),
         *_cpu(accelerator),
@@ -69,8 +77,8 @@ def machine_arguments(spec: MachineSpec, accelerator: Accelerator) -> list[str]:
         # The modern registers save 1024 queues of each device whether used or not: a device state of 246 KB instead of
         # 25 KB, and a millisecond more to load. Nothing here needs what they add.
         *("-global", "virtio-mmio.force-legacy=on"),
-        *_console(files),
-        *("-qmp", f"unix:{_escaped(files.runtime_dir / QMP_SOCKET)},server=on,wait=off"),
+        *_console(files.runtime_dir),
+        *_control(files.runtime_dir),
         *_devices(files, network, accelerator),
         *("-sandbox", _SECCOMP),
     ]
@@ -90,22 +98,32 @@ def restore_arguments() -> list[str]:
     return ["-incoming", "defer"]
 
 
+def probe_arguments(kernel: GuestKernel, runtime_dir: Path, accelerator: Accelerator) -> list[str]:
+    """A machine with a console and nothing else, to see whether guests boot here at all."""
+    memory = {"qom-type": "memory-backend-ram", "id": "ram", "size": PROBE_MEMORY_MIB << 20}
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-name", "aenv-probe"),
+        *("-machine", _machine(), "-bios", "qboot.rom"),
+        *_cpu(accelerator),
+        *("-m", f"{PROBE_MEMORY_MIB}M", "-object", _json(memory), "-S", "-no-reboot"),
+        *_console(runtime_dir),
+        *_control(runtime_dir),
+        *("-kernel", str(kernel.vmlinux), "-initrd", str(kernel.initramfs)),
+        *("-append", " ".join([*_KERNEL_WORDS, *_accelerator_words(accelerator)])),
+        *("-sandbox", _SECCOMP),
+    ]
+
+
 def kernel_command_line(network: NetworkAttachment, accelerator: Accelerator) -> str:
     """The same for all sandboxes of a node: what differs between them is told to the guest daemon by /init."""
     words = [
-        # `reboot=t` with `panic=-1`: a panic ends the VMM at once, by triple fault.
-        *("console=ttyS0", "quiet", "reboot=t", "panic=-1"),
-        # Watchdog timers wake an idle guest, and report lockups that are only a busy host's.
-        *("nowatchdog", "cryptomgr.notests", "random.trust_cpu=on"),
+        *_KERNEL_WORDS,
         *("aenv.root=/dev/vda", f"aenv.ip={network.guest_cidr}", f"aenv.gw={network.gateway}"),
         f"aenv.gwmac={network.gateway_mac}" if network.gateway_mac else "",
         f"aenv.dns={','.join(network.dns)}" if network.dns else "",
         "aenv.hostname=sandbox",
+        *_accelerator_words(accelerator),
     ]
-    if accelerator.name == "tcg":
-        # Without the two TSC words a boot under load hangs when calibration fails (facts.md). Speculation barriers
-        # protect against a CPU that TCG does not emulate, and make every indirect call slow.
-        words += [f"tsc_early_khz={accelerator.tsc_khz}", "tsc=reliable", "mitigations=off"]
     return " ".join(word for word in words if word)
 
 
@@ -122,7 +140,15 @@ def command_hash(spec: MachineSpec, accelerator: Accelerator) -> str:
     return hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
 
 
-def _machine(accelerator: Accelerator) -> str:
+def _accelerator_words(accelerator: Accelerator) -> list[str]:
+    """Without the two TSC words a TCG boot under load hangs when calibration fails (facts.md). Speculation barriers
+    protect against a CPU that TCG does not emulate, and make every indirect call slow."""
+    if accelerator.name != "tcg":
+        return []
+    return [f"tsc_early_khz={accelerator.tsc_khz}", "tsc=reliable", "mitigations=off"]
+
+
+def _machine() -> str:
     options = [
         "microvm",
         # No PIT: its timer is half of what QEMU's main loop does for an idle guest. The RTC gives the wall clock.
@@ -142,9 +168,13 @@ def _cpu(accelerator: Accelerator) -> list[str]:
     return ["-accel", f"tcg,tb-size={TCG_CODE_MIB_MAX}", "-cpu", "max"]
 
 
-def _console(files: MachineFiles) -> list[str]:
-    path = _escaped(files.runtime_dir / CONSOLE_SOCKET)
+def _console(runtime_dir: Path) -> list[str]:
+    path = _escaped(runtime_dir / CONSOLE_SOCKET)
     return ["-chardev", f"socket,id=console,path={path},server=on,wait=off", "-serial", "chardev:console"]
+
+
+def _control(runtime_dir: Path) -> list[str]:
+    return ["-qmp", f"unix:{_escaped(runtime_dir / QMP_SOCKET)},server=on,wait=off"]
 
 
 def _devices(files: MachineFiles, network: NetworkAttachment, accelerator: Accelerator) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.errors import RestoreRefused, VmmError, VmmGone, VmmTimeout
@@ -24,20 +25,23 @@ from agentenv.vmm._command import (
     boot_arguments,
     command_hash,
     machine_arguments,
+    probe_arguments,
     restore_arguments,
 )
-from agentenv.vmm._console import Console
+from agentenv.vmm._console import CONSOLE_BYTES_MAX, Console
 from agentenv.vmm._fingerprint import differences
 from agentenv.vmm._host import HostFacts, QemuBinary
 from agentenv.vmm._launch import launch, log_tail
 from agentenv.vmm._process import WatchedProcess
 from agentenv.vmm._qemu_vmm import CONSOLE_SAVED, Deadlines, QemuVmm
 from agentenv.vmm._qmp import ConnectionLost, QmpClient
-from agentenv.vmm.driver import MachineSpec, VmmRecord
+from agentenv.vmm.driver import GuestKernel, MachineSpec, VmmRecord
 
 DRIVER_NAME = "qemu"
 # A Unix socket's path holds 107 bytes.
 RUNTIME_DIR_BYTES_MAX = 90
+# How often the probe looks at its guest's console.
+PROBE_LOOK_S = 0.02
 
 
 class QemuDriver:
@@ -114,6 +118,29 @@ class QemuDriver:
         finally:
             os.close(state)
 
+    async def boots(self, kernel: GuestKernel, runtime_dir: Path, marker: bytes, timeout_s: float) -> None:
+        """Boot a guest without disk and network until its console shows `marker`; for the probe.
+
+        Raises `VmmError` with what happened instead, within `timeout_s` and the clean-up. Leaves no process.
+        """
+        command = [self._binary.path, *probe_arguments(kernel, runtime_dir, self._accelerator)]
+        vmm: QemuVmm | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                vmm = await self._launch(command, "", _probe_record(runtime_dir))
+                await vmm.cont()
+                ended = asyncio.ensure_future(vmm.wait_exit())
+                while marker not in vmm.console(CONSOLE_BYTES_MAX):
+                    done, _ = await asyncio.wait((ended,), timeout=PROBE_LOOK_S)
+                    if done and marker not in vmm.console(CONSOLE_BYTES_MAX):
+                        raise VmmError(f"the guest ended without reaching user space: {ended.result()}")
+                ended.cancel()
+        except TimeoutError as error:
+            raise VmmTimeout(f"the guest did not reach user space within {timeout_s:g} s") from error
+        finally:
+            if vmm is not None:
+                await vmm.destroy()
+
     async def adopt(self, record: VmmRecord) -> QemuVmm:
         """See `VmmDriver.adopt`. Raises `VmmTimeout` when the process lives and does not answer; it is not killed."""
         process = WatchedProcess(record.pid, record.start_time_ticks)
@@ -130,17 +157,23 @@ class QemuDriver:
         if len(os.fsencode(runtime_dir)) >= RUNTIME_DIR_BYTES_MAX:
             raise VmmError(f"{runtime_dir} is too long for a Unix socket; the limit is {RUNTIME_DIR_BYTES_MAX} bytes")
         command = [self._binary.path, *machine_arguments(spec, self._accelerator), *more]
-        process = await launch(self._launcher, runtime_dir, spec.network.netns, command, self._deadlines.start_s)
         record = VmmRecord(
             driver=DRIVER_NAME,
             machine_id=spec.machine_id,
-            pid=process.pid,
-            start_time_ticks=process.start_time_ticks,
+            pid=0,
+            start_time_ticks=0,
             runtime_dir=str(runtime_dir),
             fingerprint=self.fingerprint(spec),
             memory_bytes=spec.resources.memory_mib << 20,
             extra={"memory_image": str(spec.files.memory_image)},
         )
+        return await self._launch(command, spec.network.netns, record)
+
+    async def _launch(self, command: list[str], netns: str, record: VmmRecord) -> QemuVmm:
+        """Run a command line and complete the record with the process."""
+        runtime_dir = Path(record.runtime_dir)
+        process = await launch(self._launcher, runtime_dir, netns, command, self._deadlines.start_s)
+        record = replace(record, pid=process.pid, start_time_ticks=process.start_time_ticks)
         try:
             return await self._attach(process, record)
         except BaseException as error:
@@ -192,3 +225,9 @@ class QemuDriver:
             process.close()
 
         await asyncio.shield(asyncio.ensure_future(reap()))
+
+
+def _probe_record(runtime_dir: Path) -> VmmRecord:
+    """A record that is never stored: the probe's process dies with the probe."""
+    nothing = MachineFingerprint(DRIVER_NAME, "", "", "", "", 0, "")
+    return VmmRecord(DRIVER_NAME, "probe", 0, 0, str(runtime_dir), nothing, 0)
