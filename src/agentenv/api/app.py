@@ -48,7 +48,7 @@ def create_app(
     app = Starlette(
         routes=[_route(endpoint, context) for endpoint in ENDPOINTS],
         middleware=[Middleware(EncodedPath)],
-        exception_handlers={HTTPException: _unmatched},
+        exception_handlers={HTTPException: unmatched},
         lifespan=lifespan,
     )
     # A redirect to a path with or without its slash would lose the body and the key of the request.
@@ -94,7 +94,7 @@ def _decoded(segment: str) -> str:
         raise InvalidRequest("path: percent-encoding is not valid UTF-8") from error
 
 
-async def _unmatched(request: Request, error: Exception) -> Response:
+async def unmatched(request: Request, error: Exception) -> Response:
     """What Starlette itself refuses: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {shown(request.url.path)}"
