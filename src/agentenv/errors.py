@@ -63,7 +63,19 @@ class StorageFull(OperationFailed):
 
 
 class BlockError(OperationFailed):
-    """blockd refused or failed a request, or could not be reached within the deadline."""
+    """blockd refused or failed a request, or could not be reached within the deadline.
+
+    `kind` is blockd's own word (spec/wire/block.md), or "unreachable" where nothing was asked, or "outcome_unknown"
+    where the answer was lost.
+    """
+
+    def __init__(self, message: str, kind: str = "io") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ProxyError(OperationFailed):
+    """The proxy refused a control request, or could not be reached within the deadline."""
 
 
 class VmmError(OperationFailed):

@@ -1,5 +1,7 @@
 //! Where requests go, what they look like when they arrive, and every answer that the proxy makes itself.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Bodies, tunnels and connections: nothing is held back, nothing is lost, nothing grows.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
+
 mod support;
 
 use std::sync::Arc;

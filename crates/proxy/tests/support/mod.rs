@@ -2,6 +2,7 @@
 //!
 //! Guests and clients are plain sockets with hand-written HTTP, because the tests are about exact bytes and resets.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::collections::HashMap;
