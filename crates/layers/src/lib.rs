@@ -46,7 +46,7 @@ pub use registry::Registry;
 pub use seal::SealReport;
 pub use segment::{MAX_SEGMENT_SECTORS, Segment};
 pub use stack::{MAX_LAYERS, Stack};
-pub use upper::{FileState, MAX_UPPER_BYTES, Upper, map_path, probe};
+pub use upper::{FileState, MAX_UPPER_BYTES, Upper, map_path, probe, remove_upper};
 pub use uuid::Uuid;
 pub use writer::LayerWriter;
 

@@ -18,7 +18,7 @@ use crate::lowers::{Lowers, check_depth};
 use crate::map::SectorState;
 use crate::registry::Registry;
 use crate::seal::{self, SealReport};
-use crate::upper::{FileState, MAX_UPPER_BYTES, Upper, probe};
+use crate::upper::{FileState, MAX_UPPER_BYTES, Upper, probe, remove_upper};
 use crate::uuid::Uuid;
 
 /// Most sealed layers of one stack, the limit of the format's upstream tools.
@@ -144,6 +144,9 @@ impl Stack {
     /// Atomic against concurrent reads and writes, and against a kill: the new upper is there before the old one is a
     /// layer. After an error the stack is as before and the new upper's files are gone.
     ///
+    /// A kill in between may leave the new upper, unused, beside the unsealed old one: [`remove_upper`] it before the next
+    /// try.
+    ///
     /// Errors: `ReadOnly`, `TooManyLayers`, `Exists` for the new upper, `Io`.
     pub fn seal_upper(&self, new_upper: Option<&Path>) -> Result<SealReport> {
         let started = Instant::now();
@@ -173,7 +176,7 @@ impl Stack {
             }),
             Err(error) => {
                 // Its files are useless but harmless; the error to tell is the seal's.
-                let _ = new.as_deref().map(Upper::remove_files);
+                let _ = new.map(|upper| remove_upper(upper.path()));
                 Err(error)
             }
         }

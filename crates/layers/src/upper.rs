@@ -290,13 +290,6 @@ impl Upper {
         data_end(self.size())
     }
 
-    /// Removes both files of an upper that was made for nothing. Caller: nobody uses it.
-    pub(crate) fn remove_files(&self) -> io::Result<()> {
-        // The data file first: a map without data is a cut creation, data without map would look damaged.
-        self.ops.remove(&self.path)?;
-        self.ops.remove(&map_path(&self.path))
-    }
-
     fn open_for_changes(&self) -> Result<RwLockReadGuard<'_, bool>> {
         // A panic of another thread leaves no half-changed state behind this lock: it guards one bool.
         let guard = self.sealed.read().unwrap_or_else(PoisonError::into_inner);
@@ -307,6 +300,25 @@ impl Upper {
             false => Ok(guard),
         }
     }
+}
+
+/// Removes an upper, whatever is left of it: also the traces of a cut creation or of a cut seal's successor. Nothing there
+/// is fine. Caller: nobody has it open. Errors: `Io`.
+pub fn remove_upper(path: &Path) -> Result<()> {
+    remove_with(&SystemOps, path)
+}
+
+fn remove_with(ops: &dyn FileOps, path: &Path) -> Result<()> {
+    // The data first: what is left of a cut removal then says that data is missing, and never opens as a layer.
+    for path in [path.to_owned(), map_path(path), suffixed(path, ".new")] {
+        match ops.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).at(&path, "remove")?
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn data_end(size: u64) -> u64 {

@@ -362,3 +362,13 @@ fn the_chain_of_parents_follows_seals_and_merges() {
         .layer;
     assert_eq!((merged.parent(), merged.uuid()), (base.uuid(), b.uuid()));
 }
+
+#[test]
+fn removing_an_upper_takes_all_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("u");
+    Upper::create(&path, MIB, Uuid::NIL).unwrap();
+    remove_upper(&path).unwrap();
+    remove_upper(&path).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
