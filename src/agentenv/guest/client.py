@@ -1,4 +1,4 @@
-"""The node's own calls to envd: /init after every boot and restore, /health. Not the SDKs' traffic, which the proxy carries.
+"""The node's own calls to envd: /init after every boot and restore. The SDKs' traffic is the proxy's.
 
 One fresh connection per call and none kept: a connection must never survive into another generation of the VM.
 """
@@ -23,6 +23,8 @@ ENTROPY_BYTES: Final = 64
 CONNECT_TIMEOUT_S: Final = 0.25
 RETRY_PAUSE_S: Final = 0.004
 RESPONSE_BYTES_MAX: Final = 64 * 1024
+WARM_UP_RUNS: Final = 5
+WARM_UP_S_MAX: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
         # Made anew for each try, so that the clock is right when it arrives.
         body = _init_body(identity, generation)
         try:
-            status, text = await asyncio.wait_for(_post(address, "/init", body, identity.previous_token), left)
+            call = _post(address, "/init", json.dumps(body).encode(), identity.previous_token)
+            status, text = await asyncio.wait_for(call, left)
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             last = error
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -60,6 +63,21 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
             return
         raise GuestError(f"the guest daemon refused /init with {status}: {text[:200]}")
     raise GuestUnresponsive(f"the guest daemon did not answer within {deadline_s:g} s") from last
+
+
+async def warm_up(address: str) -> None:
+    """Run a login shell a few times, so that a template's memory image holds the pages that every first command needs.
+
+    Best effort: an image without a shell has nothing to warm. Raises nothing.
+    """
+    message = json.dumps({"process": {"cmd": "/bin/bash", "args": ["-l", "-c", "true"]}, "stdin": False}).encode()
+    envelope = b"\x00" + len(message).to_bytes(4, "big") + message
+    for _ in range(WARM_UP_RUNS):
+        try:
+            async with asyncio.timeout(WARM_UP_S_MAX):
+                await _post(address, "/process.Process/Start", envelope, None, "application/connect+json")
+        except (OSError, EOFError, TimeoutError, ValueError):
+            return
 
 
 def _init_body(identity: GuestIdentity, generation: int) -> dict[str, Any]:
@@ -78,13 +96,14 @@ def _init_body(identity: GuestIdentity, generation: int) -> dict[str, Any]:
     }
 
 
-async def _post(address: str, path: str, body: dict[str, Any], token: str | None) -> tuple[int, str]:
+async def _post(
+    address: str, path: str, payload: bytes, token: str | None, content_type: str = "application/json"
+) -> tuple[int, str]:
     """One HTTP/1.1 request on a connection of its own; returns status and body text."""
-    payload = json.dumps(body).encode()
     head = [
         f"POST {path} HTTP/1.1",
         f"Host: {address}:{ENVD_PORT}",
-        "Content-Type: application/json",
+        f"Content-Type: {content_type}",
         f"Content-Length: {len(payload)}",
         "Connection: close",
     ]

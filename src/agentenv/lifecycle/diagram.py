@@ -14,9 +14,7 @@ def mermaid() -> str:
             edges.setdefault((phase, row.phase), []).append(event.value)
     order = list(Phase)
     lines = ["stateDiagram-v2", f"    [*] --> {Phase.CREATING.value}"]
-    for (source, target), events in sorted(
-        edges.items(), key=lambda e: (order.index(e[0][0]), order.index(e[0][1]))
-    ):
+    for (source, target), events in sorted(edges.items(), key=lambda e: (order.index(e[0][0]), order.index(e[0][1]))):
         lines.append(f"    {source.value} --> {target.value}: {', '.join(sorted(events))}")
     lines.append(f"    {Phase.GONE.value} --> [*]")
     return "\n".join(lines)

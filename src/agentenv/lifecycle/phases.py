@@ -77,6 +77,7 @@ class Action(enum.StrEnum):
     CANCEL_WORK = "cancel_work"
     # The proxy forgets the generation and resets its streams.
     WITHDRAW = "withdraw"
+    START = "start"
     HOLD = "hold"
     CAPTURE = "capture"
     COMMIT_PAUSE = "commit_pause"

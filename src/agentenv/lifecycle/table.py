@@ -97,9 +97,8 @@ def _add_common(table: _Table) -> None:
 
 def _add_running(table: _Table) -> None:
     running = Phase.RUNNING
-    hold = (Action.WITHDRAW, Action.HOLD)
-    table[running, Event.PAUSE] = Transition(Phase.PAUSING, hold)
-    table[running, Event.EXPIRE_PAUSE] = Transition(Phase.PAUSING, hold)
+    table[running, Event.PAUSE] = Transition(Phase.PAUSING, (Action.HOLD,))
+    table[running, Event.EXPIRE_PAUSE] = Transition(Phase.PAUSING, (Action.HOLD,))
     table[running, Event.EXPIRE_KILL] = Transition(Phase.KILLING, _END)
     table[running, Event.SNAPSHOT] = Transition(Phase.SNAPSHOTTING, (Action.TAKE_SNAPSHOT,))
     table[running, Event.FORK] = Transition(Phase.FORKING, (Action.TAKE_FORK,))
@@ -126,6 +125,8 @@ def _add_transient(table: _Table) -> None:
     table[Phase.PAUSING, Event.SOURCE_LOST] = Transition(Phase.KILLING, _END)
     # A held VMM that does not go on is beyond help: its memory was never captured.
     table[Phase.RESUMING_HELD, Event.SOURCE_LOST] = Transition(Phase.KILLING, _END)
+    # It went on, but its daemon never answered: it is halted again and stays held.
+    table[Phase.RESUMING_HELD, Event.RESUME_UNDONE] = Transition(Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,))
     table[Phase.RESUMING, Event.RESUME_UNDONE] = Transition(Phase.PAUSED)
     table[Phase.SNAPSHOTTING, Event.SNAPSHOT_ENDED] = Transition(Phase.RUNNING)
     table[Phase.FORKING, Event.FORK_ENDED] = Transition(Phase.RUNNING)
@@ -145,13 +146,9 @@ def _add_paused(table: _Table) -> None:
     table[Phase.HELD_WAITING, Event.RESUME] = Transition(Phase.RESUMING_HELD, go_on)
     _requests(table, Phase.HELD_CAPTURED, Verdict.WAIT, Event.RESUME)
     table[Phase.HELD_CAPTURING, Event.CAPTURED] = Transition(Phase.HELD_CAPTURED, (Action.COMMIT_PAUSE,))
-    table[Phase.HELD_CAPTURING, Event.CAPTURE_FAILED] = Transition(
-        Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,)
-    )
+    table[Phase.HELD_CAPTURING, Event.CAPTURE_FAILED] = Transition(Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,))
     table[Phase.HELD_CAPTURED, Event.COMMITTED] = Transition(Phase.PAUSED, (Action.RELEASE_VMM,))
-    table[Phase.HELD_CAPTURED, Event.COMMIT_FAILED] = Transition(
-        Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,)
-    )
+    table[Phase.HELD_CAPTURED, Event.COMMIT_FAILED] = Transition(Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,))
     table[Phase.HELD_WAITING, Event.RETRY_DUE] = Transition(Phase.HELD_CAPTURING, (Action.CAPTURE,))
     table[Phase.PAUSED, Event.RESUME] = Transition(Phase.RESUMING, (Action.RESTORE,))
     table[Phase.PAUSED, Event.SNAPSHOT] = Transition(Phase.PAUSED, (Action.COPY_PAUSE,))

@@ -53,10 +53,10 @@ class NodeInterface(Protocol):
         """
 
     async def resume(self, sandbox_id: str, timeout_s: float, on_timeout_kill: bool | None) -> SandboxView:
-        """Resume a paused sandbox; `Conflict` when it runs. `on_timeout_kill` replaces the expiry action unless None."""
+        """Resume a paused sandbox; `Conflict` when it runs. `on_timeout_kill` replaces the action unless None."""
 
     async def pause(self, sandbox_id: str) -> SandboxView:
-        """Pause; a second pause joins one in progress. `Conflict` when it is already paused (the SDK maps 409 to False).
+        """Pause; a second pause joins one in progress. `Conflict` when it is paused (the SDK maps 409 to False).
 
         Raises `StorageFull` (the sandbox goes on running), `SandboxNotFound`, `OperationFailed`.
         """

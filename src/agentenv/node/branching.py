@@ -1,0 +1,219 @@
+"""Branching: snapshots and forks of a sandbox. The source stands still only between `stop` and `cont`.
+
+stop -> device state -> seal the disk -> copy the dirty pages into blockd's memory -> cont
+afterwards, beside the running source: the copied pages become a layer, all is fsynced, the record appears
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agentenv.errors import AenvError, OperationFailed
+from agentenv.lifecycle import Event
+from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_build_id, new_snapshot_id
+from agentenv.node.interface import SnapshotResult
+from agentenv.node.owner import Owner, Work
+from agentenv.node.pausing import seal_upper
+from agentenv.node.record import manifest_layer_ids, memory_export_name
+from agentenv.snapshots import new_layer_id
+
+# After so many captures of one VMM run on top of each other, the next one is written whole again.
+CAPTURE_CHAIN_LENGTH_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """One instant of a sandbox, complete but not yet durable. Its layers are reserved by whoever made it."""
+
+    manifest: SnapshotManifest
+    frozen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotParams:
+    """What a snapshot is to be called and to serve as."""
+
+    kind: SnapshotKind
+    names: tuple[str, ...] = ()
+
+
+class SourceLost(OperationFailed):
+    """The source did not go on after the capture, or its VMM died in it."""
+
+
+async def take_snapshot(owner: Owner, work: Work) -> Event:
+    """Capture, make durable, commit. The source runs again long before this ends."""
+    params: SnapshotParams = work.params
+    try:
+        async with _branch(owner, params) as point:
+            await commit(owner, point.manifest)
+            work.resolve(SnapshotResult(point.manifest, point.frozen_s))
+    except SourceLost as error:
+        owner.condemn("vmm_died", str(error))
+        work.reject(error)
+        return Event.SOURCE_LOST
+    except AenvError as error:
+        owner.host.collect_soon()
+        work.reject(error)
+    return Event.SNAPSHOT_ENDED
+
+
+async def take_fork(owner: Owner, work: Work) -> Event:
+    """Capture only: the children need the layers in place, not on the disk. The answer is a `BranchPoint`.
+
+    Its layers stay reserved; the requester unreserves them (`release`) once the children's records name them.
+    """
+    try:
+        async with _branch(owner, SnapshotParams(SnapshotKind.FORK)) as point:
+            if work.requests[0].done.done():
+                raise OperationFailed("the fork's requester has gone away")
+            owner.host.reserved_layers.update(manifest_layer_ids(point.manifest))
+            work.resolve(point)
+    except SourceLost as error:
+        owner.condemn("vmm_died", str(error))
+        work.reject(error)
+        return Event.SOURCE_LOST
+    except AenvError as error:
+        owner.host.collect_soon()
+        work.reject(error)
+    return Event.FORK_ENDED
+
+
+async def copy_pause(owner: Owner, work: Work) -> None:
+    """A snapshot of a durable pause is a second record over the same layers."""
+    params: SnapshotParams = work.params
+    pause = owner.record.pause
+    assert pause is not None
+    manifest = _described(owner, replace(pause, snapshot_id=new_snapshot_id()), params)
+    try:
+        await asyncio.to_thread(owner.host.repository.commit, manifest)
+    except AenvError as error:
+        work.reject(error)
+        return
+    owner.host.commit_to_catalog(manifest)
+    work.resolve(SnapshotResult(manifest, 0.0))
+
+
+async def commit(owner: Owner, manifest: SnapshotManifest) -> None:
+    """Make a branch point durable and visible: layers first, the record last."""
+    repository, block = owner.host.repository, owner.host.block
+    paths = repository.layer_paths([manifest.disk.layers[-1], manifest.memory.layers[-1]])
+    await block.sync([*paths, str(repository.state_path(manifest.device_state))])
+    await asyncio.to_thread(repository.commit, manifest)
+    owner.host.commit_to_catalog(manifest)
+
+
+@asynccontextmanager
+async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchPoint]:
+    """Freeze, copy, let go on, write the memory layer. The new layers are reserved while the context is open."""
+    host = owner.host
+    memory_layer, state = new_layer_id(), new_layer_id()
+    ids = {memory_layer, state}
+    host.reserved_layers |= ids
+    job = f"{owner.sandbox_id}-{memory_layer}"
+    try:
+        disk, frozen_s = await _freeze(owner, job, memory_layer, state)
+        ids.add(disk.layers[-1])
+        host.reserved_layers |= ids
+        memory = _captured_stack(owner, memory_layer)
+        await host.block.capture_finish(job)
+        owner.update(captured_memory=memory)
+        yield BranchPoint(_manifest(owner, disk, memory, state, params), frozen_s)
+    except BaseException:
+        await _drop_job(owner, job)
+        raise
+    finally:
+        host.reserved_layers -= ids
+
+
+async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tuple[DiskStack, float]:
+    """Everything that must be of one instant; returns the sealed disk and for how many seconds the source stood."""
+    host, vmm = owner.host, owner.vmm
+    assert vmm is not None
+    started = host.clock.monotonic()
+    try:
+        await vmm.stop()
+        await vmm.save_device_state(host.repository.state_path(state))
+        await seal_upper(owner)
+        disk = owner.record.disk
+        mapping = await vmm.memory_mapping()
+        await host.block.capture_start(
+            job,
+            pid=mapping.pid,
+            address=mapping.address,
+            length_bytes=mapping.length_bytes,
+            parent=memory_export_name(owner.record.memory.image_id),
+            layer=host.repository.layer_path(memory_layer),
+            hold="buffer",
+        )
+    finally:
+        await _go_on(owner)
+    return disk, host.clock.monotonic() - started
+
+
+async def _go_on(owner: Owner) -> None:
+    """Let the source run again, also when the work is being cancelled. Raises `SourceLost`."""
+    assert owner.vmm is not None
+    try:
+        await asyncio.shield(owner.vmm.cont())
+    except AenvError as error:
+        raise SourceLost(f"sandbox {owner.sandbox_id} did not go on after its capture: {error}") from error
+
+
+async def _drop_job(owner: Owner, job: str) -> None:
+    try:
+        await owner.host.block.capture_cancel(job)
+    except AenvError:
+        # Not started, finished already, or blockd is new: either way nothing runs, and the file is collected.
+        return
+
+
+def _capture_base(owner: Owner) -> MemoryStack | None:
+    """The last capture of this run, to store only what differs from it; None: all that differs from the image."""
+    last = owner.record.captured_memory
+    if last is None or len(last.layers) - len(owner.record.memory.layers) >= CAPTURE_CHAIN_LENGTH_MAX:
+        return None
+    return last
+
+
+def _captured_stack(owner: Owner, memory_layer: str) -> MemoryStack:
+    base = _capture_base(owner) or owner.record.memory
+    return MemoryStack(memory_layer, base.size_bytes, (*base.layers, memory_layer))
+
+
+def _manifest(
+    owner: Owner, disk: DiskStack, memory: MemoryStack, state: str, params: SnapshotParams
+) -> SnapshotManifest:
+    record = owner.record
+    assert record.vmm is not None
+    bare = SnapshotManifest(
+        snapshot_id=new_snapshot_id(),
+        kind=params.kind,
+        created_at=0.0,
+        resources=record.resources,
+        disk=disk,
+        memory=memory,
+        device_state=state,
+        machine=record.vmm.fingerprint,
+        token_owner=record.token_owner,
+    )
+    return _described(owner, bare, params)
+
+
+def _described(owner: Owner, manifest: SnapshotManifest, params: SnapshotParams) -> SnapshotManifest:
+    record = owner.record
+    return replace(
+        manifest,
+        kind=params.kind,
+        names=params.names,
+        created_at=owner.host.clock.wall(),
+        source_sandbox_id=record.sandbox_id,
+        template_id=record.template_id,
+        build_id=new_build_id(),
+        env_vars=record.spec.env_vars,
+        metadata=record.spec.metadata,
+    )

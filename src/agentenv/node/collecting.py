@@ -1,0 +1,79 @@
+"""Collection of layers that no committed snapshot, no sandbox and no work in progress needs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agentenv.errors import AenvError
+from agentenv.model import MemoryStack
+from agentenv.node.host import Host
+from agentenv.node.record import SandboxRecord, manifest_layer_ids
+
+log = logging.getLogger(__name__)
+
+# Deletions come in bursts (sixteen forks end together); one sweep serves them all.
+DELAY_S: Final = 2.0
+
+
+class Collector:
+    """Sweeps soon after it was asked to, one sweep at a time."""
+
+    def __init__(self, host: Host, records: Callable[[], Iterable[SandboxRecord]]) -> None:
+        self._host = host
+        self._records = records
+        self._task: asyncio.Task[None] | None = None
+        self._asked_again = False
+
+    def soon(self) -> None:
+        """Ask for a sweep; cheap, any number of times."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._sweep_later(), name="collect layers")
+        else:
+            self._asked_again = True
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def sweep(self) -> int:
+        """Delete unneeded layers now; returns how many files went."""
+        repository = self._host.repository
+        candidates = await asyncio.to_thread(repository.stored_ids)
+        idle = self._unneeded_images(self._needed())
+        await self._host.images.forget({stack.image_id for stack in idle})
+        needed = self._needed() | self._needed_by(self._host.images.stacks_in_use())
+        return await asyncio.to_thread(repository.collect, candidates, needed)
+
+    async def _sweep_later(self) -> None:
+        while True:
+            self._asked_again = False
+            await asyncio.sleep(DELAY_S)
+            try:
+                removed = await self.sweep()
+            except AenvError as error:
+                log.warning("layers could not be collected: %s", error)
+            else:
+                log.debug("collected %d files", removed)
+            if not self._asked_again:
+                return
+
+    def _needed(self) -> set[str]:
+        """Asked for after the candidates were listed, and without an await: it is one consistent view."""
+        needed = set(self._host.reserved_layers)
+        for manifest in self._host.catalog.all():
+            needed |= manifest_layer_ids(manifest)
+        for record in self._records():
+            needed |= record.layer_ids()
+        return needed
+
+    def _unneeded_images(self, needed: set[str]) -> list[MemoryStack]:
+        """Idle exports whose top layer no snapshot or sandbox names: the image of an ended fork or an old pause."""
+        return [s for s in self._host.images.stacks_in_use() if s.layers and s.layers[-1] not in needed]
+
+    @staticmethod
+    def _needed_by(stacks: Iterable[MemoryStack]) -> set[str]:
+        return {layer for stack in stacks for layer in stack.layers}

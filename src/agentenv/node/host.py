@@ -1,0 +1,78 @@
+"""Everything that the owner tasks of one node share. A bag of collaborators, wired once by `node.compose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.block import BlockClient
+from agentenv.clock import Clock
+from agentenv.model import SnapshotManifest
+from agentenv.network import SlotPool
+from agentenv.node.admission import Admission
+from agentenv.node.database import Database
+from agentenv.node.images import MemoryImages
+from agentenv.node.tokens import Tokens
+from agentenv.snapshots import Catalog, Repository
+from agentenv.vmm import GuestKernel, VmmDriver
+
+
+class Withdrawals(Protocol):
+    """The proxy, as far as owner tasks know it."""
+
+    async def withdraw(self, generations: list[int]) -> int:
+        """Forget the generations and reset their connections; returns how many. Never raises for a dead proxy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Directories of the node."""
+
+    state: Path
+    run: Path
+
+    def sandbox_dir(self, sandbox_id: str) -> Path:
+        """Uppers of one sandbox."""
+        return self.state / "sandboxes" / sandbox_id
+
+    def upper(self, sandbox_id: str, layer_id: str) -> Path:
+        return self.sandbox_dir(sandbox_id) / f"{layer_id}.lsmt"
+
+    def runtime_dir(self, sandbox_id: str) -> Path:
+        """Control socket, console and launch record of one VMM; short, for the socket's sake."""
+        return self.run / "vm" / sandbox_id
+
+
+@dataclass(slots=True)
+class Host:
+    """The collaborators. Fields never change after composition, but for the sets at the end."""
+
+    paths: Paths
+    clock: Clock
+    database: Database
+    repository: Repository
+    catalog: Catalog
+    images: MemoryImages
+    block: BlockClient
+    slots: SlotPool
+    driver: VmmDriver
+    kernel: GuestKernel
+    tokens: Tokens
+    admission: Admission
+    proxy: Withdrawals
+    boot_id: str
+    # Set by the node: asks for a collection of unneeded layers soon.
+    collect_soon: Callable[[], None]
+    # Layers that are being written and that no record names yet; the collector leaves them alone.
+    reserved_layers: set[str] = field(default_factory=set)
+
+    def commit_to_catalog(self, manifest: SnapshotManifest) -> None:
+        """Make a committed snapshot resolvable. Call it after `Repository.commit` returned."""
+        self.catalog.add(manifest)
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

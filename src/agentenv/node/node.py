@@ -1,0 +1,378 @@
+"""The node: all sandboxes of one host behind `NodeInterface`. Decides which owner a request goes to, and no more.
+
+Does not own how a sandbox changes (`owner` and the steps), HTTP (`api`), or the making of its collaborators
+(`compose`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from agentenv.errors import AenvError, Conflict, InvalidRequest, NodeStopping, SandboxNotFound
+from agentenv.guest.client import warm_up
+from agentenv.lifecycle import SERVING, WITH_VMM, Action, Event, Phase
+from agentenv.model import (
+    DiskStack,
+    ExpiryAction,
+    MemoryStack,
+    Resources,
+    SandboxSpec,
+    SandboxView,
+    SnapshotKind,
+    SnapshotManifest,
+    Tombstone,
+    new_sandbox_id,
+)
+from agentenv.node import recovery
+from agentenv.node.branching import BranchPoint, SnapshotParams
+from agentenv.node.collecting import Collector
+from agentenv.node.host import Host
+from agentenv.node.interface import (
+    ForkResult,
+    RouteAnswer,
+    RouteRefusal,
+    RouteTarget,
+    SnapshotResult,
+    TemplateInfo,
+)
+from agentenv.node.owner import Owner
+from agentenv.node.record import SandboxRecord, manifest_layer_ids
+from agentenv.node.starting import GENERATION_COUNTER, ResumeParams
+from agentenv.node.steps import STEPS
+from agentenv.snapshots import new_layer_id, parse_reference
+
+log = logging.getLogger(__name__)
+
+# A request of the proxy for a sandbox in transition waits this long before it is told to try again.
+ROUTE_WAIT_S_MAX: Final = 60.0
+# Microseconds from the start of the last template's VMM to its daemon's answer; kept for the curious.
+COLD_BOOT_COUNTER: Final = "cold_boot_us"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What the node itself decides by."""
+
+    fork_count_max: int
+    # Why this driver was chosen, one line a candidate.
+    virtualization: str
+
+
+class Node:
+    """See `NodeInterface` for the promises of each method."""
+
+    def __init__(self, host: Host, settings: NodeSettings) -> None:
+        self._host = host
+        self._settings = settings
+        self._owners: dict[str, Owner] = {}
+        self._spawned: Counter[str] = Counter()
+        self._stopping = False
+        self._collector = Collector(host, lambda: [owner.record for owner in self._owners.values()])
+        host.collect_soon = self._collector.soon
+        host.admission.live_count = self._live_count
+
+    # Start and stop
+
+    async def recover(self) -> None:
+        """Take over what a former server left. Call once, before any request."""
+        host = self._host
+        records = [await recovery.reconcile_disk(host, r) for r in host.database.load()]
+        vmms = {r.sandbox_id: await recovery.adopt_vmm(host, r) for r in records}
+        await recovery.remove_orphans(host, records)
+        in_use = {r.slot for r in records if r.slot is not None and r.vmm is not None}
+        slots = await host.slots.adopt(in_use)
+        for record in records:
+            vmm = vmms[record.sandbox_id]
+            todo = recovery.plan_for(host, record, vmm)
+            record = replace(record, phase=todo.phase)
+            owner = self._add_owner(record)
+            owner.slot = slots.get(record.slot) if record.slot is not None else None
+            if vmm is not None:
+                owner.watch(vmm)
+                owner.mapped = record.memory
+                host.images.pin(record.memory.image_id)
+            await self._apply(owner, todo)
+        self._collector.soon()
+
+    async def _apply(self, owner: Owner, todo: recovery.Plan) -> None:
+        log.info("sandbox %s: found as %s, goes on as %s", owner.sandbox_id, owner.record.phase, todo.phase)
+        if todo.reason:
+            owner.condemn(todo.reason, todo.detail)
+        try:
+            if todo.go_on and owner.vmm is not None:
+                await recovery.let_go_on(owner.vmm)
+                owner.update(pending=None)
+        except AenvError as error:
+            owner.condemn("vmm_died", f"the VMM did not answer after a restart of the server: {error}")
+            owner.ask(Event.KILL)
+            return
+        if todo.actions:
+            owner.adopt_work(Event.KILL if todo.reason else Event.PAUSE, todo.actions)
+        owner.arm_timer()
+
+    async def shut_down(self) -> None:
+        """Stop deciding; sandboxes go on. The next server takes over."""
+        self._stopping = True
+        await self._collector.stop()
+        await asyncio.gather(*(owner.shut_down() for owner in self._owners.values()))
+
+    def has_live_vmm(self) -> bool:
+        """Whether any VMM process depends on the node's daemons."""
+        return any(owner.vmm is not None for owner in self._owners.values())
+
+    # Requests
+
+    async def create(self, spec: SandboxSpec) -> SandboxView:
+        manifest = self._host.catalog.resolve(spec.template)
+        self._host.admission.check_fits(manifest.resources)
+        owner = self._launch(spec, manifest)
+        return await self._started(owner, manifest)
+
+    async def connect(self, sandbox_id: str, timeout_s: float) -> tuple[SandboxView, bool]:
+        owner = self._owner(sandbox_id)
+        resumed = bool(await owner.ask(Event.RESUME, ResumeParams(timeout_s)))
+        owner.set_end(max(owner.record.end_at, self._host.clock.wall() + timeout_s))
+        return self._view(owner), resumed
+
+    async def resume(self, sandbox_id: str, timeout_s: float, on_timeout_kill: bool | None) -> SandboxView:
+        owner = self._owner(sandbox_id)
+        if owner.phase in SERVING:
+            raise Conflict(f"sandbox {sandbox_id} is running already")
+        await owner.ask(Event.RESUME, ResumeParams(timeout_s))
+        if on_timeout_kill is not None:
+            action = ExpiryAction.KILL if on_timeout_kill else ExpiryAction.PAUSE
+            owner.update(spec=replace(owner.record.spec, on_timeout=action))
+        return self._view(owner)
+
+    async def pause(self, sandbox_id: str) -> SandboxView:
+        owner = self._owner(sandbox_id)
+        await owner.ask(Event.PAUSE)
+        return self._view(owner)
+
+    async def kill(self, sandbox_id: str) -> None:
+        owner = self._owner(sandbox_id)
+        owner.condemn("deleted")
+        await owner.ask(Event.KILL)
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: float) -> None:
+        self._owner(sandbox_id).set_end(self._host.clock.wall() + timeout_s)
+
+    async def snapshot(self, sandbox_id: str, name: str | None) -> SnapshotResult:
+        names = (parse_reference(name),) if name else ()
+        return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT, names))
+
+    async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> ForkResult:
+        if not 1 <= count <= self._settings.fork_count_max:
+            raise InvalidRequest(f"count is {count}; it must be from 1 to {self._settings.fork_count_max}")
+        owner = self._owner(sandbox_id)
+        point: BranchPoint = await owner.ask(Event.FORK)
+        spec = replace(owner.record.spec, timeout_s=timeout_s)
+        try:
+            children = [self._launch(spec, point.manifest) for _ in range(count)]
+        finally:
+            # From here on the children's records name the layers.
+            self._host.reserved_layers -= manifest_layer_ids(point.manifest)
+        starts = (self._started(child, point.manifest) for child in children)
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        return ForkResult(tuple(_child_result(result) for result in results), point.frozen_s)
+
+    async def delete_snapshot(self, reference: str) -> None:
+        manifest = self._host.catalog.resolve(reference)
+        await asyncio.to_thread(self._host.repository.remove, manifest.snapshot_id)
+        self._host.catalog.discard(manifest.snapshot_id)
+        self._collector.soon()
+
+    async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest:
+        """Boot a disk, wait for its daemon, and commit the running machine as a template called `name`.
+
+        The guest of a template has no token and no identity: every restore gives it one.
+        """
+        host = self._host
+        host.admission.check_fits(resources)
+        memory_bytes = resources.memory_mib << 20
+        image = MemoryStack(f"zero-{resources.memory_mib}", memory_bytes, ())
+        spec = SandboxSpec(template=name, timeout_s=3600, on_timeout=ExpiryAction.KILL, secure=False)
+        owner = self._add_owner(self._new_record(spec, resources, disk, image))
+        try:
+            started = host.clock.monotonic()
+            await owner.adopt_work(Event.STARTED, (Action.START,), None)
+            host.database.set_value(COLD_BOOT_COUNTER, round((host.clock.monotonic() - started) * 1e6))
+            assert owner.slot is not None
+            await warm_up(owner.slot.address)
+            params = SnapshotParams(SnapshotKind.TEMPLATE, (parse_reference(name),))
+            return (await self._snapshot(owner.sandbox_id, params)).manifest
+        finally:
+            owner.condemn("deleted", "a template was built in it")
+            await owner.ask(Event.KILL)
+
+    # Look-ups
+
+    def get(self, sandbox_id: str) -> SandboxView:
+        return self._view(self._owner(sandbox_id))
+
+    def tombstone(self, sandbox_id: str) -> Tombstone | None:
+        return self._host.database.tombstone(sandbox_id)
+
+    def list_sandboxes(self) -> list[SandboxView]:
+        return [self._view(owner) for owner in self._owners.values() if owner.phase not in _ENDING]
+
+    def list_snapshots(self) -> list[SnapshotManifest]:
+        catalog = self._host.catalog
+        return [replace(m, names=catalog.names_of(m)) for m in catalog.of_kind(SnapshotKind.SNAPSHOT)]
+
+    def list_templates(self) -> list[TemplateInfo]:
+        catalog = self._host.catalog
+        templates = catalog.of_kind(SnapshotKind.TEMPLATE)
+        return [TemplateInfo(replace(m, names=catalog.names_of(m)), self._spawned[m.snapshot_id]) for m in templates]
+
+    def resolve_template(self, reference: str) -> SnapshotManifest:
+        return self._host.catalog.resolve(reference)
+
+    async def resolve_route(self, sandbox_id: str, port: int) -> RouteAnswer:
+        owner = self._owners.get(sandbox_id)
+        if owner is None or owner.phase in _ENDING:
+            return RouteRefusal(sandbox_id, "not_found")
+        try:
+            await owner.settled(ROUTE_WAIT_S_MAX)
+            if owner.phase not in SERVING and owner.record.spec.auto_resume:
+                await owner.ask(Event.RESUME, ResumeParams(owner.record.spec.timeout_s))
+        except TimeoutError:
+            return RouteRefusal(sandbox_id, "in_transition")
+        except AenvError as error:
+            log.warning("sandbox %s was not resumed on traffic: %s", sandbox_id, error)
+        if owner.phase not in SERVING or owner.slot is None:
+            return RouteRefusal(sandbox_id, "not_found")
+        return self._target(owner, port)
+
+    def live_generations(self) -> tuple[list[int], int]:
+        serving = [o.record.generation for o in self._owners.values() if o.phase in SERVING]
+        return serving, self._host.database.value(GENERATION_COUNTER) + 1
+
+    def describe(self) -> dict[str, Any]:
+        states = Counter(owner.state.value for owner in self._owners.values())
+        return {
+            "driver": self._host.driver.name,
+            "accelerator": self._host.driver.accelerator,
+            "virtualization": self._settings.virtualization,
+            "kernel": self._host.kernel.version,
+            "cold_boot_ms": self._host.database.value(COLD_BOOT_COUNTER) / 1000,
+            "sandboxes": dict(states),
+            "snapshots": len(self._host.catalog.all()),
+        }
+
+    # Inside
+
+    def _live_count(self) -> int:
+        return sum(owner.phase in WITH_VMM for owner in self._owners.values())
+
+    def _owner(self, sandbox_id: str) -> Owner:
+        if self._stopping:
+            raise NodeStopping("the server is shutting down; try again when it is back")
+        owner = self._owners.get(sandbox_id)
+        if owner is not None and owner.phase not in _ENDING:
+            return owner
+        tombstone = self._host.database.tombstone(sandbox_id)
+        if tombstone is None:
+            raise SandboxNotFound(f"sandbox {sandbox_id[:64]} does not exist")
+        detail = f": {tombstone.detail}" if tombstone.detail else ""
+        raise SandboxNotFound(f"sandbox {sandbox_id} does not exist any more ({tombstone.reason}{detail})")
+
+    def _launch(self, spec: SandboxSpec, manifest: SnapshotManifest) -> Owner:
+        """Make the record and the owner of a new sandbox; the record names the layers from here on."""
+        if self._stopping:
+            raise NodeStopping("the server is shutting down; try again when it is back")
+        record = self._new_record(spec, manifest.resources, manifest.disk, manifest.memory)
+        template = manifest.template_id if manifest.kind is SnapshotKind.FORK else manifest.snapshot_id
+        names = self._host.catalog.names_of(manifest)
+        alias = names[0].removesuffix(":default") if names else None
+        return self._add_owner(replace(record, template_id=template, alias=alias, token_owner=manifest.token_owner))
+
+    async def _started(self, owner: Owner, manifest: SnapshotManifest) -> SandboxView:
+        done = owner.adopt_work(Event.STARTED, (Action.START,), manifest)
+        try:
+            await done
+        except asyncio.CancelledError:
+            # Nobody knows its id, so nobody could ever end it.
+            owner.condemn("create_failed", "its creator went away before it had started")
+            owner.ask(Event.KILL)
+            raise
+        self._spawned[manifest.snapshot_id] += 1
+        return self._view(owner)
+
+    def _new_record(
+        self, spec: SandboxSpec, resources: Resources, disk: DiskStack, memory: MemoryStack
+    ) -> SandboxRecord:
+        host, now = self._host, self._host.clock.wall()
+        return SandboxRecord(
+            sandbox_id=new_sandbox_id(),
+            phase=Phase.CREATING,
+            spec=spec,
+            template_id="",
+            alias=None,
+            resources=resources,
+            started_at=now,
+            end_at=now + spec.timeout_s,
+            generation=host.database.next_value(GENERATION_COUNTER),
+            token_owner="",
+            disk=disk,
+            upper=new_layer_id(),
+            memory=memory,
+            shared_disk_layers=len(disk.layers),
+            shared_memory_layers=len(memory.layers),
+            boot_id=host.boot_id,
+        )
+
+    def _add_owner(self, record: SandboxRecord) -> Owner:
+        self._host.database.save(record)
+        owner = Owner(self._host, record, STEPS, self._forget)
+        self._owners[record.sandbox_id] = owner
+        return owner
+
+    def _forget(self, owner: Owner) -> None:
+        self._owners.pop(owner.sandbox_id, None)
+
+    async def _snapshot(self, sandbox_id: str, params: SnapshotParams) -> SnapshotResult:
+        result: SnapshotResult = await self._owner(sandbox_id).ask(Event.SNAPSHOT, params)
+        return result
+
+    def _view(self, owner: Owner) -> SandboxView:
+        record, tokens = owner.record, self._host.tokens
+        private = not record.spec.allow_public_traffic
+        return SandboxView(
+            sandbox_id=record.sandbox_id,
+            template_id=record.template_id,
+            alias=record.alias,
+            state=owner.state,
+            spec=record.spec,
+            resources=record.resources,
+            started_at=record.started_at,
+            end_at=record.end_at,
+            envd_access_token=tokens.envd(record.sandbox_id) if record.spec.secure else None,
+            traffic_access_token=tokens.traffic(record.sandbox_id) if private else None,
+            pause_safety=_PAUSE_SAFETY.get(owner.phase),
+        )
+
+    def _target(self, owner: Owner, port: int) -> RouteTarget:
+        assert owner.slot is not None
+        spec = owner.record.spec
+        token = None if spec.allow_public_traffic else self._host.tokens.traffic(owner.sandbox_id)
+        return RouteTarget(owner.slot.address, port, owner.record.generation, token, spec.mask_request_host)
+
+
+_ENDING: Final = frozenset({Phase.KILLING, Phase.GONE})
+_PAUSE_SAFETY: Final = {
+    Phase.HELD_CAPTURING: "held",
+    Phase.HELD_CAPTURED: "held",
+    Phase.HELD_WAITING: "held",
+    Phase.PAUSED: "durable",
+}
+
+
+def _child_result(result: SandboxView | BaseException) -> SandboxView | AenvError:
+    if isinstance(result, BaseException) and not isinstance(result, AenvError):
+        raise result
+    return result

@@ -1,0 +1,164 @@
+"""After a restart of the server: what became of each sandbox while nobody watched, and what to do about it.
+
+`plan` is pure and total: every phase with every state of the VMM has an answer. The rest applies plans: adopt what
+runs, finish or undo what was half done, and remove what nobody owns (VMM processes, exports, uppers, pause records).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import AenvError, VmmGone
+from agentenv.lifecycle import Action, Phase
+from agentenv.model import DiskStack, SnapshotKind
+from agentenv.node.host import Host
+from agentenv.node.record import SandboxRecord, disk_export_name, memory_export_name
+from agentenv.vmm import Vmm
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with one record. `reason` is the tombstone's, where the sandbox ends."""
+
+    phase: Phase
+    actions: tuple[Action, ...] = ()
+    # Halted virtual CPUs must go on: the server died between a stop and its cont.
+    go_on: bool = False
+    reason: str = ""
+    detail: str = ""
+
+
+_UNDONE: Final = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SNAPSHOTTING, Phase.FORKING, Phase.RESUMING_HELD})
+_HELD: Final = frozenset({Phase.HELD_CAPTURING, Phase.HELD_CAPTURED, Phase.HELD_WAITING})
+
+
+def plan(phase: Phase, *, vmm_alive: bool, same_boot: bool, pause_committed: bool) -> Plan:
+    """Decide by what is on disk and what is alive."""
+    lost = "vmm_died" if same_boot else "host_lost"
+    lost_detail = "its VMM ended while the server was down" if same_boot else "the host was restarted"
+    if phase in {Phase.KILLING, Phase.GONE}:
+        return Plan(Phase.KILLING, (Action.TEAR_DOWN,), reason="deleted")
+    if phase is Phase.CREATING:
+        return Plan(
+            Phase.KILLING, (Action.TEAR_DOWN,), reason="create_failed", detail="the server stopped during its start"
+        )
+    if phase in {Phase.PAUSED, Phase.RESUMING} or (phase in _HELD and pause_committed):
+        # The durable pause is the truth; a VMM that still exists is a leftover of before or of a cut-short restore.
+        return Plan(Phase.PAUSED, (Action.RELEASE_VMM,))
+    if not vmm_alive:
+        return Plan(Phase.KILLING, (Action.TEAR_DOWN,), reason=lost, detail=lost_detail)
+    if phase in _HELD:
+        return Plan(Phase.HELD_CAPTURING, (Action.CAPTURE,))
+    assert phase in _UNDONE
+    return Plan(Phase.RUNNING, go_on=True)
+
+
+async def adopt_vmm(host: Host, record: SandboxRecord) -> Vmm | None:
+    """The running VMM of a record, or None when its process is gone or of another boot."""
+    if record.vmm is None or record.boot_id != host.boot_id:
+        return None
+    try:
+        return await host.driver.adopt(record.vmm)
+    except VmmGone:
+        return None
+
+
+def plan_for(host: Host, record: SandboxRecord, vmm: Vmm | None) -> Plan:
+    """`plan` with the facts of one record."""
+    return plan(
+        record.phase,
+        vmm_alive=vmm is not None,
+        same_boot=record.boot_id in ("", host.boot_id),
+        pause_committed=record.pause is not None,
+    )
+
+
+async def reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
+    """blockd's account of a disk is newer when the server died just after a seal: take it over."""
+    exports = {export.name: export for export in await host.block.exports()}
+    export = exports.get(record.disk_export)
+    if export is None or record.vmm is None:
+        return record
+    layers = tuple(Path(path).stem for path in export.layers)
+    upper = Path(export.upper).stem if export.upper else record.upper
+    if layers == record.disk.layers and upper == record.upper:
+        return record
+    for path in export.layers:
+        if Path(path).parent != host.repository.layers_dir:
+            host.repository.adopt_layer(Path(path), Path(path).stem)
+    reconciled = replace(record, disk=DiskStack(record.disk.size_bytes, layers), upper=upper)
+    host.database.save(reconciled)
+    return reconciled
+
+
+async def remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
+    """Remove what no record names. Call it after all records were loaded and before anything new starts."""
+    known = {record.sandbox_id: record for record in records}
+    _kill_unknown_vmms(host.paths.run / "vm", known.keys())
+    await _unexport_unknown(host, known)
+    sandboxes = host.paths.state / "sandboxes"
+    for directory in sandboxes.iterdir() if sandboxes.is_dir() else ():
+        if directory.name not in known:
+            shutil.rmtree(directory, ignore_errors=True)
+    kept = {record.pause.snapshot_id for record in known.values() if record.pause is not None}
+    for manifest in host.repository.load():
+        if manifest.kind is SnapshotKind.PAUSE and manifest.snapshot_id not in kept:
+            host.repository.remove(manifest.snapshot_id)
+
+
+async def _unexport_unknown(host: Host, known: dict[str, SandboxRecord]) -> None:
+    disks = {disk_export_name(sandbox_id) for sandbox_id, record in known.items() if record.vmm is not None}
+    images = {memory_export_name(r.memory.image_id) for r in known.values() if r.vmm is not None}
+    for export in await host.block.exports():
+        if export.name not in disks | images:
+            try:
+                await host.block.unexport(export.name)
+            except AenvError as error:
+                log.warning("export %s of nobody stays: %s", export.name, error)
+
+
+def _kill_unknown_vmms(runtime_root: Path, known: Iterable[str]) -> None:
+    """A VMM that was started just before the server died, and that no record names."""
+    for directory in runtime_root.iterdir() if runtime_root.is_dir() else ():
+        if directory.name in set(known):
+            continue
+        for launch_record in directory.glob("*.json"):
+            kill_recorded(launch_record)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def kill_recorded(launch_record: Path) -> None:
+    """SIGKILL the process of an aenv-launch record, if it is still that process."""
+    try:
+        record = json.loads(launch_record.read_bytes())
+        pid, ticks = int(record["pid"]), int(record["start_time_ticks"])
+        if process_start_ticks(pid) == ticks:
+            os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError, KeyError) as error:
+        log.info("no process for %s: %s", launch_record, error)
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat (proc(5)); with the pid it names a process, since pids are reused."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+async def let_go_on(vmm: Vmm) -> None:
+    """Idempotent `cont` within the driver's own deadline."""
+    if not await vmm.is_running():
+        await asyncio.shield(vmm.cont())

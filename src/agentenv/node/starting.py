@@ -1,0 +1,129 @@
+"""Starting a sandbox: create it, resume it from a durable pause, let a held one go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agentenv.errors import AenvError, GuestError, StorageFull
+from agentenv.lifecycle import Event
+from agentenv.model import SnapshotManifest
+from agentenv.node.owner import Owner, Work
+from agentenv.node.placing import SavedMachine, displace, greet, place
+from agentenv.snapshots import new_layer_id
+
+log = logging.getLogger(__name__)
+
+GENERATION_COUNTER: Final = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeParams:
+    """How long the sandbox may run from the moment it is back."""
+
+    timeout_s: float
+
+
+async def start(owner: Owner, work: Work) -> Event:
+    """Bring a new sandbox up. `work.params` is the snapshot to restore, or None for a boot from the kernel.
+
+    A start that fails leaves nothing but a tombstone: START_FAILED leads to the teardown.
+    """
+    saved = None if work.params is None else saved_machine(owner, work.params)
+    try:
+        async with owner.host.admission.start(owner.record.resources):
+            await place(owner, saved)
+    except AenvError as error:
+        owner.condemn("create_failed", str(error))
+        work.reject(error)
+        return Event.START_FAILED
+    work.resolve()
+    return Event.STARTED
+
+
+async def restore(owner: Owner, work: Work) -> Event:
+    """Resume from the durable pause. The pause stays as it is until the guest has answered."""
+    host, pause = owner.host, owner.record.pause
+    assert pause is not None
+    try:
+        owner.update(
+            disk=pause.disk,
+            upper=new_layer_id(),
+            memory=pause.memory,
+            captured_memory=None,
+            generation=host.database.next_value(GENERATION_COUNTER),
+            boot_id=host.boot_id,
+        )
+        async with host.admission.start(owner.record.resources):
+            await place(owner, saved_machine(owner, pause))
+        owner.update(pause=None, end_at=_end_after(owner, work))
+    except AenvError as error:
+        await finish_despite_cancel(_undo_restore(owner))
+        work.reject(error)
+        return Event.RESUME_UNDONE
+    await asyncio.to_thread(host.repository.remove, pause.snapshot_id)
+    host.collect_soon()
+    work.resolve(True)
+    return Event.RESUMED
+
+
+async def continue_held(owner: Owner, work: Work) -> Event:
+    """Let the held VMM go on over the same upper; what a capture wrote so far is dropped."""
+    host, vmm = owner.host, owner.vmm
+    assert vmm is not None
+    await drop_capture(owner)
+    try:
+        owner.update(pending=None, generation=host.database.next_value(GENERATION_COUNTER))
+        await vmm.cont()
+        await greet(owner)
+        owner.update(end_at=_end_after(owner, work))
+    except (GuestError, StorageFull) as error:
+        await vmm.stop()
+        work.reject(error)
+        return Event.RESUME_UNDONE
+    except AenvError as error:
+        owner.condemn("resume_failed", str(error))
+        work.reject(error)
+        return Event.SOURCE_LOST
+    host.collect_soon()
+    work.resolve(True)
+    return Event.RESUMED
+
+
+async def drop_capture(owner: Owner) -> None:
+    """End blockd's capture of a pause, if one runs. Failing to is harmless: its file is collected later."""
+    job, owner.capture_job = owner.capture_job, None
+    if job is not None:
+        try:
+            await owner.host.block.capture_cancel(job)
+        except AenvError as error:
+            log.warning("sandbox %s: capture %s was not cancelled: %s", owner.sandbox_id, job, error)
+
+
+def saved_machine(owner: Owner, manifest: SnapshotManifest) -> SavedMachine:
+    """What a restore of this snapshot loads."""
+    return SavedMachine(owner.host.repository.state_path(manifest.device_state), manifest.machine)
+
+
+async def finish_despite_cancel(undo: Coroutine[Any, Any, None]) -> None:
+    """Run an undo to its end even if the work is cancelled meanwhile; the cancellation follows afterwards."""
+    task = asyncio.ensure_future(undo)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+def _end_after(owner: Owner, work: Work) -> float:
+    """The end that the most generous of the joined requests asked for; set before the clock starts to run again."""
+    timeouts = [request.params.timeout_s for request in work.requests]
+    return owner.host.clock.wall() + max(timeouts, default=owner.record.spec.timeout_s)
+
+
+async def _undo_restore(owner: Owner) -> None:
+    await displace(owner)
+    owner.host.paths.upper(owner.sandbox_id, owner.record.upper).unlink(missing_ok=True)

@@ -1,0 +1,134 @@
+"""Makes a node out of a configuration: every collaborator once, in the order of their needs."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.block import BlockClient, BlockDaemon
+from agentenv.clock import RealClock
+from agentenv.config import Config
+from agentenv.errors import HostUnsuitable
+from agentenv.guest.initramfs import PROBE_MARKER, build_probe_initramfs
+from agentenv.guest.kernel import prepare_guest
+from agentenv.network import NetworkSettings, PoolSettings, SlotPool, node_tag, open_pool
+from agentenv.node.admission import Admission, Limits, memory_mib
+from agentenv.node.database import Database
+from agentenv.node.host import Host, Paths, boot_id
+from agentenv.node.images import MemoryImages
+from agentenv.node.node import Node, NodeSettings
+from agentenv.node.tokens import Tokens, load_or_create_secret
+from agentenv.server.proxy import ProxyDaemon, ProxyWithdrawals
+from agentenv.snapshots import Catalog, Repository
+from agentenv.vmm import GuestKernel
+from agentenv.vmm.probe import ProbeInputs, choose_driver
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Composition:
+    """A node and the daemons that it stands on."""
+
+    config: Config
+    host: Host
+    node: Node
+    blockd: BlockDaemon
+    proxy: ProxyDaemon
+
+
+def cache_dir() -> Path:
+    """Unpacked kernels and root file systems, shared by all nodes of this user; may be deleted at any time."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "aenv"
+
+
+def make_directories(config: Config) -> None:
+    """STATE, RUN and their parts. Raises `HostUnsuitable` naming the one that cannot be made."""
+    state, run = config.server.state_dir, config.run_dir
+    for directory in (state, state / "logs", state / "sandboxes", state / "guest", state / "blockd", run, run / "vm"):
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise HostUnsuitable(f"{directory} cannot be made: {error.strerror}; run as root") from error
+
+
+async def compose(config: Config) -> Composition:
+    """Start or adopt blockd, probe the driver, open everything. Does not recover yet, nor start the proxy."""
+    state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
+    blockd = BlockDaemon(bin_dir=bin_dir, run_dir=run, state_dir=state)
+    await blockd.ensure()
+    guest = await asyncio.to_thread(
+        prepare_guest,
+        bin_dir / "aenv-envd",
+        state / "guest",
+        cache_dir() / "kernels",
+        kernel=config.guest.kernel,
+        modules_dir=config.guest.modules_dir,
+    )
+    kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
+    driver, report = await choose_driver(_probe_inputs(config, kernel))
+    proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
+    repository = Repository(config.repository_dir)
+    block = BlockClient(run / "blockd.sock")
+    slots = _open_slots(config)
+    await slots.start()
+    host = Host(
+        paths=Paths(state, run),
+        clock=RealClock(),
+        database=Database(state / "node.db"),
+        repository=repository,
+        catalog=Catalog(await asyncio.to_thread(repository.load)),
+        images=MemoryImages(block, repository),
+        block=block,
+        slots=slots,
+        driver=driver,
+        kernel=kernel,
+        tokens=Tokens(load_or_create_secret(state / "secret")),
+        admission=_admission(config),
+        proxy=ProxyWithdrawals(proxy.control),
+        boot_id=boot_id(),
+        collect_soon=lambda: None,
+    )
+    node = Node(host, NodeSettings(config.sandbox.fork_count_max, report.explain()))
+    return Composition(config, host, node, blockd, proxy)
+
+
+def _open_slots(config: Config) -> SlotPool:
+    idle_min = config.network.slot_pool_idle_min
+    pool = PoolSettings(slot_pool_idle_count_min=idle_min, slot_pool_idle_count_max=max(32, idle_min * 2))
+    subnet = ipaddress.IPv4Network(config.network.subnet)
+    return open_pool(NetworkSettings(node_tag(config.run_dir), config.network.dns, subnet, pool))
+
+
+def _admission(config: Config) -> Admission:
+    sandbox = config.sandbox
+    limits = Limits(
+        live_count_max=sandbox.live_count_max,
+        start_concurrency_max=sandbox.start_concurrency_max,
+        start_queue_length_max=sandbox.start_queue_length_max,
+        start_wait_s_max=sandbox.start_wait_s_max,
+        memory_total_mib=memory_mib("MemTotal"),
+        memory_reserve_mib=sandbox.memory_reserve_mib,
+        cpu_count=os.cpu_count() or 1,
+    )
+    return Admission(limits, lambda: memory_mib("MemAvailable"))
+
+
+def _probe_inputs(config: Config, kernel: GuestKernel) -> ProbeInputs:
+    """The probe's own tiny guest: it tells whether guests boot, not whether our daemon works."""
+    initramfs = config.server.state_dir / "guest" / "probe.cpio"
+    initramfs.write_bytes(build_probe_initramfs())
+    return ProbeInputs(
+        kernel=GuestKernel(kernel.vmlinux, initramfs, kernel.version),
+        marker=PROBE_MARKER,
+        launcher=config.server.bin_dir / "aenv-launch",
+        state_dir=config.server.state_dir,
+        run_dir=config.run_dir,
+        driver=config.virtualization.driver,
+        accelerator=config.virtualization.accelerator,
+    )
