@@ -1,1 +1,119 @@
-fn main() {}
+//! aenv-envd: the daemon inside a sandbox.
+//!
+//! As PID 1 of a microVM it brings the guest up and serves E2B's envd protocol on port 49983; with
+//! `--serve [--port N]` it serves on a plain machine, for tests. No options as PID 1: the kernel command line
+//! speaks (see `boot::cmdline`).
+//!
+//! Build, always static, since images may hold no libraries:
+//! ```text
+//! RUSTFLAGS="-C target-feature=+crt-static" \
+//!     cargo build --release -p aenv-envd --target x86_64-unknown-linux-gnu
+//! ```
+//! The binary is then in `$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release/aenv-envd`.
+//!
+//! Everything runs on one thread, so shared state needs no locks; file work goes to a few blocking threads.
+
+mod auth;
+mod boot;
+mod connect;
+mod daemon;
+mod files;
+mod http;
+mod identity;
+mod init;
+mod json;
+mod metrics;
+mod process;
+mod rpc;
+mod settings;
+mod users;
+
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use daemon::{Daemon, Machine};
+
+/// The port that the clients know.
+const PORT_DEFAULT: u16 = 49983;
+
+/// Threads for file work and starts; each may hang on a dead file system in the guest.
+const BLOCKING_THREADS_MAX: usize = 32;
+const BLOCKING_STACK_BYTES: usize = 512 << 10;
+const BLOCKING_IDLE: Duration = Duration::from_secs(30);
+
+const USAGE: &str = "usage: aenv-envd --serve [--port N]   (or PID 1 of a microVM)";
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        if let Err(error) = boot::run() {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            boot::say(&format!("boot failed: {error}{source}"));
+            boot::power::give_up();
+        }
+        return finish(serve(Machine::Guest, Ipv4Addr::UNSPECIFIED, PORT_DEFAULT));
+    }
+    match parse_arguments() {
+        Some(port) => finish(serve(Machine::Host, Ipv4Addr::LOCALHOST, port)),
+        None => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The port of `--serve`, `None` when the arguments are wrong.
+fn parse_arguments() -> Option<u16> {
+    let mut arguments = std::env::args().skip(1);
+    let (mut serve, mut port) = (false, PORT_DEFAULT);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--serve" => serve = true,
+            "--port" => port = arguments.next()?.parse().ok()?,
+            _ => return None,
+        }
+    }
+    serve.then_some(port)
+}
+
+fn finish(result: std::io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("envd: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves until the end of the process; an error is one of the start.
+fn serve(machine: Machine, address: Ipv4Addr, port: u16) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_stack_size(BLOCKING_STACK_BYTES)
+        .thread_keep_alive(BLOCKING_IDLE)
+        .build()?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let daemon = Rc::new(Daemon::new(machine));
+        let listener = http::server::listen(address, port)?;
+        // Whoever waits for this line may connect: the socket is listening.
+        boot::say(&format!("serving on port {}", listener.local_addr()?.port()));
+        let reaper = process::reaper::run(&daemon.processes);
+        let server = http::server::serve(Rc::clone(&daemon), listener);
+        if machine == Machine::Guest {
+            tokio::select! {
+                result = reaper => result,
+                () = server => Ok(()),
+                result = boot::power::run() => result,
+            }
+        } else {
+            tokio::select! {
+                result = reaper => result,
+                () = server => Ok(()),
+            }
+        }
+    })
+}
