@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use aenv_layers::{
     Error, ErrorKind, Extent, ExtentKind, Layer, LayerWriter, MAX_SEGMENT_SECTORS, Registry, Stack,
-    Upper, Uuid, import_raw, merge,
+    Upper, Uuid, import_raw, merge, remove_upper,
 };
 
 const SECTOR: u64 = 512;
