@@ -28,6 +28,7 @@ class Script:
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
         self.seen: list[dict[str, Any]] = []
+        self.asked = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -35,6 +36,7 @@ class Script:
                 (length,) = struct.unpack("<I", await reader.readexactly(4))
                 request = msgspec.json.decode(await reader.readexactly(length))
                 self.seen.append(request)
+                self.asked.set()
                 step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
                 answer = step(request)
                 if answer is None:
@@ -159,8 +161,7 @@ async def test_a_cancelled_caller_leaves_the_connection_in_order(tmp_path: Path)
     script = Script(silent, ok(HELLO))
     async with talking_to(tmp_path, script) as client:
         waiting = asyncio.create_task(client.hello())
-        while not script.seen:
-            await asyncio.sleep(0)
+        await script.asked.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
