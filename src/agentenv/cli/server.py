@@ -53,6 +53,8 @@ def command(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = _load(config_path, state, listen)
     _run(serve(config, ensure_template=ensure_base, ready=sys.stdout))
 

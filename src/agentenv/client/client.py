@@ -50,7 +50,7 @@ class AenvClient:
 
     async def node(self) -> dict[str, Any]:
         """What the node says of itself: driver, accelerator, counts by state, capacity."""
-        answer = await self._api.call("GET", "/node", 200, idempotent=True)
+        answer = await self._api.call("GET", "/aenv/node", 200, idempotent=True)
         return dict(as_object(answer.data, "node"))
 
     async def aclose(self) -> None:

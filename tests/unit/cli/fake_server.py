@@ -59,6 +59,7 @@ class State:
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     # Answers given before the real ones: (status, headers, body).
     scripted: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    programs: dict[str, str] = field(default_factory=dict)
     missing_programs: set[str] = field(default_factory=set)
     page_items: int = 100
     signals: list[tuple[int, str]] = field(default_factory=list)
@@ -66,6 +67,7 @@ class State:
     # Uploads store this many bytes fewer than were sent.
     upload_loss_bytes: int = 0
     counter: int = 0
+    connections: set[socket.socket] = field(default_factory=set)
 
     def add(self, **fields: Any) -> str:
         self.counter += 1
@@ -113,6 +115,13 @@ class FakeServer:
         self._thread.join()
         self._server.server_close()
 
+    def drop_streams(self) -> None:
+        """Reset every connection, as the proxy does when a sandbox goes away."""
+        for connection in list(self.state.connections):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.shutdown(socket.SHUT_RD)
+            os.close(connection.detach())
+
     def bodies(self, method: str, path: str) -> list[Any]:
         """The JSON bodies of the requests to this path."""
         found = [body for m, p, _, body in self.state.requests if m == method and p.partition("?")[0] == path]
@@ -127,10 +136,19 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
+        self.state.connections.add(self.connection)
         try:
             super().handle()
-        except (ConnectionError, ValueError):
+        except (OSError, ValueError):
             pass  # the client went away
+        finally:
+            self.state.connections.discard(self.connection)
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):
+            pass
 
     def do_GET(self) -> None:
         self._serve()
@@ -203,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._page(self.state.snapshots, query)
             case ("GET", "templates"):
                 self._json(200, self.state.templates)
-            case ("GET", "node"):
+            case ("GET", "aenv", "node"):
                 self._json(200, {"driver": "qemu", "sandboxes": {"running": len(self.state.sandboxes)}})
             case ("DELETE", "templates", reference):
                 known = [item for item in self.state.snapshots if item["snapshotID"] == reference]
@@ -440,9 +458,9 @@ class _Envd:
             return self._end_stream()
         if argv[0] in ("tar", "chmod"):
             # Programs that take guest paths: from the scratch root, with paths relative to it.
-            argv = [argv[0], *(str(self._local(a)) if a.startswith("/") else a for a in argv[1:])]
+            program = self.state.programs.get(argv[0], argv[0])
+            argv = [program, *(str(self._local(a)) if a.startswith("/") else a for a in argv[1:])]
         running = self._spawn(argv, data, cwd, env)
-        self.state.running[running.process.pid] = running
         self._follow(running, float(self.headers.get("connect-timeout-ms", "inf")) / 1000)
         return None
 
@@ -458,6 +476,7 @@ class _Envd:
                 start_new_session=True, cwd=cwd, env=env, stdin=subprocess.DEVNULL,
             )  # fmt: skip
             running = Running(process, argv, terminal=parent)
+            self.state.running[process.pid] = running
             os.close(child)
             threading.Thread(target=self._read_terminal, args=(running,)).start()
             return running
@@ -466,6 +485,7 @@ class _Envd:
             argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env, start_new_session=True
         )
         running = Running(process, argv)
+        self.state.running[process.pid] = running
         threading.Thread(target=self._read_pipes, args=(running,)).start()
         return running
 
