@@ -278,7 +278,7 @@ fn check_after_crash(folder: &Path, model: &Model, story: &str) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     #[test]
     fn a_crash_at_any_operation_loses_and_invents_nothing(requests in prop::collection::vec(request(), 1..8)) {

@@ -112,10 +112,20 @@ pub(crate) fn write_all(
 /// Fills `buf` from `offset` on. The end of the file inside the range is damage: a mapped sector that the file does not
 /// have must never read as zero.
 pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) -> Result<()> {
+    fill(path, buf, offset, |part, at| file.read_at(part, at))
+}
+
+/// A short read goes on where it stopped.
+fn fill(
+    path: &Path,
+    buf: &mut [u8],
+    offset: u64,
+    read: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+) -> Result<()> {
     let mut done = 0;
     while done < buf.len() {
         let at = offset + done as u64;
-        match file.read_at(&mut buf[done..], at) {
+        match read(&mut buf[done..], at) {
             Ok(0) => {
                 let missing = (buf.len() - done) as u64;
                 return Err(Error::corrupt(
@@ -132,4 +142,34 @@ pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_short_read_goes_on_at_the_right_offset() {
+        let source: Vec<u8> = (0..100).collect();
+        let read = |part: &mut [u8], at: u64| {
+            let from = &source[at as usize..];
+            let count = part.len().min(7).min(from.len());
+            part[..count].copy_from_slice(&from[..count]);
+            Ok(count)
+        };
+        let mut buf = [0; 60];
+        fill(Path::new("x"), &mut buf, 30, read).unwrap();
+        assert_eq!(buf, source[30..90]);
+        let error = fill(Path::new("x"), &mut buf, 50, read).unwrap_err();
+        let Error::Corrupt { damage, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            damage,
+            Damage::ShortRead {
+                offset: 100,
+                missing: 10
+            }
+        );
+    }
 }

@@ -329,7 +329,7 @@ fn an_import_leaves_zeros_out_and_keeps_an_odd_tail() {
         (8 * MIB + 512, 8192)
     );
     let mut found = vec![7; image.len()];
-    Stack::open(&[into.clone()], None, image.len() as u64)
+    Stack::open(std::slice::from_ref(&into), None, image.len() as u64)
         .unwrap()
         .read_at(&mut found, 0)
         .unwrap();

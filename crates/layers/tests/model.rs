@@ -186,7 +186,7 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
     fn a_stack_reads_what_a_byte_array_holds(
