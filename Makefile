@@ -1,0 +1,59 @@
+# Everything that a person types. `make help` lists it. All of it but `help` and `lint` needs root on Linux x86_64.
+
+# Where `make bench` writes its figures, the port of `make serve`, and the folder of `make serve` and `make clean-node`.
+OUT ?= bench.json
+PORT ?= 8000
+STATE ?= /var/lib/aenv
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aenv
+AENV_BIN_DIR ?= $(shell scripts/setup.sh --print-bin-dir)
+CARGO_TARGET_DIR ?= $(CACHE)/target
+# As in scripts/setup.sh: what set-up installed, then the system's own.
+PATH := $(CACHE)/tools/bin:$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/local/sbin:/usr/sbin:/sbin
+# Tests look for the programs in AENV_BIN_DIR, the server in its own setting.
+AENV_SERVER_BIN_DIR ?= $(AENV_BIN_DIR)
+export PATH STATE AENV_BIN_DIR CARGO_TARGET_DIR AENV_SERVER_BIN_DIR
+
+PYTHON := uv run --frozen --extra server python
+PYTHON_SOURCES := src tests bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint serve clean-node setup lint-python lint-rust test-rust test-python
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  variables:   OUT=$(OUT) PORT=$(PORT) STATE=$(STATE)"
+
+demo: setup ## A sandbox is set up, sleeps, wakes, is snapshotted and forked 16 times; takes minutes the first time
+	$(PYTHON) bench/demo.py
+
+test: setup lint test-rust test-python ## Everything that is checked: style, types, Rust and Python tests with real microVMs
+
+bench: setup ## Measure a node of its own and write the figures to OUT
+	$(PYTHON) bench/bench.py --out $(OUT)
+
+lint: lint-python lint-rust ## Style and types
+
+serve: setup ## Run a node in the foreground on 127.0.0.1:PORT with its state in STATE
+	uv run --frozen --extra server aenv server --listen 127.0.0.1:$(PORT) --state $(STATE) --ensure-base
+
+clean-node: setup ## Remove the node in STATE: its sandboxes, daemons, namespaces, mounts and files
+	uv run --frozen --extra server aenv server clean --state $(STATE)
+
+setup:
+	@scripts/setup.sh
+
+lint-python:
+	uv run --frozen --extra server ruff check $(PYTHON_SOURCES)
+	uv run --frozen --extra server ruff format --check $(PYTHON_SOURCES)
+	uv run --frozen --extra server mypy
+
+lint-rust:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+test-rust:
+	cargo test --workspace --locked
+
+test-python:
+	uv run --frozen --extra server pytest
