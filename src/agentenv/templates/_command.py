@@ -41,7 +41,7 @@ async def run_command(
             await _follow(process, tail, on_line)
             code = await process.wait()
     except TimeoutError as error:
-        raise ImageError(f"cannot {what}: {command[0]} took more than {deadline_s:.0f} s") from error
+        raise ImageError(f"cannot {what}: {command[0]} took more than {deadline_s:g} s") from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -61,11 +61,14 @@ def host_sources(suite: str, etc_apt: Path = Path("/etc/apt")) -> list[Source]:
     for path in sorted((etc_apt / "sources.list.d").glob("*.sources")):
         found |= set(_deb822_sources(_read(path)))
     wanted = {suite, f"{suite}-updates", f"{suite}-security"}
-    sources = sorted(source for source in found if source.suite in wanted and _is_debian(source.uri))
-    if not any(source.suite == suite for source in sources):
+    # One mirror for each suite is enough: a second one would only be downloaded as well.
+    chosen: dict[str, Source] = {}
+    for source in sorted(found):
+        if source.suite in wanted and _is_debian(source.uri):
+            chosen.setdefault(source.suite, source)
+    if suite not in chosen:
         return [Source(DEFAULT_MIRROR, suite), Source(SECURITY_MIRROR, f"{suite}-security")]
-    # One mirror for each suite is enough; the second would only be downloaded as well.
-    return list({source.suite: source for source in reversed(sources)}.values())[::-1]
+    return [chosen[name] for name in sorted(chosen)]
 
 
 def guest_sources(suite: str) -> str:
