@@ -30,6 +30,8 @@ pub struct Export {
     pub inode: u64,
     pub size_bytes: u64,
     pub flight: Flight,
+    /// Held while a sector is changed in part.
+    pub partial_sectors: Mutex<()>,
     record: Mutex<Record>,
     content: RwLock<Option<Arc<Content>>>,
     /// Failures to open since the last success, so that a broken export does not fill the log.
@@ -44,6 +46,7 @@ impl Export {
             inode: record.inode,
             size_bytes: record.size_bytes,
             flight: Flight::new(record.abandoned),
+            partial_sectors: Mutex::new(()),
             record: Mutex::new(record),
             content: RwLock::new(content),
             open_failures: AtomicU64::new(0),

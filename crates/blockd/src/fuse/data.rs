@@ -1,10 +1,12 @@
 //! READ, WRITE and FALLOCATE on an export.
 //!
-//! Content is read and written in sectors. Reads may be unaligned unless the file was opened O_DIRECT, where the error
-//! tells QEMU the real sector size; writes must be aligned, since half a sector would have to be read first and two
-//! such writes could undo each other.
+//! Content is read and written in sectors. A file opened O_DIRECT must be used in sectors: the error tells QEMU the real
+//! size. Otherwise anything goes, since the kernel cuts a long write into requests by the pages of the caller's buffer,
+//! at any byte: the sectors at its ends are read, changed and written under a lock of the export, so that two halves of
+//! one write cannot undo each other.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
 use aenv_wire::block::ExportKind;
 
@@ -25,8 +27,8 @@ pub enum Done {
 pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let done = match request.opcode() {
         opcode::READ => read(session, export, request, data),
-        opcode::WRITE => write(session, export, request),
-        _ => fallocate(session, export, request),
+        opcode::WRITE => write(session, export, request, data),
+        _ => fallocate(session, export, request, data),
     };
     if done.is_err() {
         session.counters.add(Counter::RequestFailed);
@@ -51,30 +53,42 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8
     session.counters.add(if export.kind == ExportKind::Memory { Counter::MemoryRead } else { Counter::DiskRead });
     let left = export.size_bytes.saturating_sub(offset);
     let length = usize::try_from(left).unwrap_or(usize::MAX).min(asked).min(TRANSFER_BYTES_MAX);
-    let start = offset - offset % SECTOR_BYTES;
-    let end = (offset + length as u64).next_multiple_of(SECTOR_BYTES);
-    let aligned = start == offset && end == offset + length as u64;
-    if !aligned && flags & libc::O_DIRECT as u32 != 0 {
-        return Err(libc::EINVAL);
-    }
-    // Both fit: the buffer has room for a whole transfer and a sector on either side.
-    let (lead, span) = ((offset - start) as usize, (end - start) as usize);
+    let sectors = whole_sectors(offset, length as u64);
+    refuse_partial_sectors(offset, length, flags)?;
     if length > 0 {
-        let result = content(session, export)?.read_at(&mut data[..span], start);
+        // It fits: the buffer has room for a whole transfer and a sector on either side.
+        let span = &mut data[..(sectors.end - sectors.start) as usize];
+        let result = content(session, export)?.read_at(span, sectors.start);
         result.map_err(|error| failed(export, "read", &error))?;
     }
     session.counters.add_many(Counter::ReadBytes, length as u64);
+    let lead = (offset - sectors.start) as usize;
     Ok(Done::Read(lead..lead + length))
 }
 
-fn write(session: &Session, export: &Export, request: Request<'_>) -> Result<Done, i32> {
-    let (offset, length, _) = request.transfer();
+/// The sectors that a range of bytes touches, as bytes.
+fn whole_sectors(offset: u64, length: u64) -> Range<u64> {
+    offset - offset % SECTOR_BYTES..(offset + length).next_multiple_of(SECTOR_BYTES)
+}
+
+fn is_whole(offset: u64, length: u64) -> bool {
+    offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES)
+}
+
+fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result<(), i32> {
+    let direct = open_flags & libc::O_DIRECT as u32 != 0;
+    if direct && !is_whole(offset, length as u64) { Err(libc::EINVAL) } else { Ok(()) }
+}
+
+fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+    let (offset, length, flags) = request.transfer();
     if export.kind == ExportKind::Memory {
         return Err(libc::EROFS);
     }
     session.counters.add(Counter::DiskWrite);
     let bytes = request.write_data();
-    if bytes.len() != length || !offset.is_multiple_of(SECTOR_BYTES) || !(length as u64).is_multiple_of(SECTOR_BYTES) {
+    refuse_partial_sectors(offset, length, flags)?;
+    if bytes.len() != length || length > TRANSFER_BYTES_MAX {
         return Err(libc::EINVAL);
     }
     // A disk has its size; a write that would grow it is the guest's or the VMM's error.
@@ -82,12 +96,36 @@ fn write(session: &Session, export: &Export, request: Request<'_>) -> Result<Don
     if !fits {
         return Err(libc::EFBIG);
     }
-    content(session, export)?.write_at(bytes, offset).map_err(|error| failed(export, "write", &error))?;
+    let content = content(session, export)?;
+    let result = match is_whole(offset, length as u64) {
+        true => content.write_at(bytes, offset),
+        false => write_parts_of_sectors(export, &content, bytes, offset, data),
+    };
+    result.map_err(|error| failed(export, "write", &error))?;
     session.counters.add_many(Counter::WrittenBytes, length as u64);
     u32::try_from(length).map(Done::Written).map_err(|_| libc::EINVAL)
 }
 
-fn fallocate(session: &Session, export: &Export, request: Request<'_>) -> Result<Done, i32> {
+/// Reads what lies around the bytes, puts them in and writes it all back. `scratch` holds a transfer and two sectors.
+fn write_parts_of_sectors(
+    export: &Export,
+    content: &Content,
+    bytes: &[u8],
+    offset: u64,
+    scratch: &mut [u8],
+) -> Result<(), aenv_layers::Error> {
+    let _one_at_a_time = export.partial_sectors.lock().unwrap_or_else(PoisonError::into_inner);
+    let sectors = whole_sectors(offset, bytes.len() as u64);
+    let scratch = &mut scratch[..(sectors.end - sectors.start) as usize];
+    let (sector, last) = (SECTOR_BYTES as usize, scratch.len() - SECTOR_BYTES as usize);
+    content.read_at(&mut scratch[..sector], sectors.start)?;
+    content.read_at(&mut scratch[last..], sectors.end - SECTOR_BYTES)?;
+    let lead = (offset - sectors.start) as usize;
+    scratch[lead..lead + bytes.len()].copy_from_slice(bytes);
+    content.write_at(scratch, sectors.start)
+}
+
+fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let (offset, length, mode) = request.fallocate();
     session.counters.add(Counter::DiskDiscard);
     let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
@@ -98,13 +136,23 @@ fn fallocate(session: &Session, export: &Export, request: Request<'_>) -> Result
         FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE => {}
         _ => return Err(libc::EOPNOTSUPP),
     }
-    let end = end.min(export.size_bytes);
-    if !offset.is_multiple_of(SECTOR_BYTES) || !end.is_multiple_of(SECTOR_BYTES) {
-        return Err(libc::EINVAL);
-    }
-    if offset < end {
-        let result = content(session, export)?.discard(offset, end - offset);
-        result.map_err(|error| failed(export, "discard", &error))?;
+    let range = offset..end.min(export.size_bytes);
+    if !range.is_empty() {
+        let content = content(session, export)?;
+        discard(export, &content, range, data).map_err(|error| failed(export, "discard", &error))?;
     }
     Ok(Done::Nothing)
+}
+
+/// Whole sectors are given back; parts of sectors at the ends are overwritten with zeros.
+fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut [u8]) -> Result<(), aenv_layers::Error> {
+    const ZEROS: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
+    let first = range.start.next_multiple_of(SECTOR_BYTES).min(range.end);
+    let last = (range.end - range.end % SECTOR_BYTES).max(first);
+    for (from, to) in [(range.start, first), (last, range.end)] {
+        if from < to {
+            write_parts_of_sectors(export, content, &ZEROS[..(to - from) as usize], from, data)?;
+        }
+    }
+    if first < last { content.discard(first, last - first) } else { Ok(()) }
 }

@@ -117,7 +117,8 @@ impl Session {
     /// Requests that touch content go through the export's flight table.
     fn handle_data(&self, request: Request<'_>, data: &mut [u8]) {
         let Some(export) = self.exports.by_inode(request.inode()).filter(|export| export.kind == self.kind) else {
-            return self.channel.refuse(request.unique(), libc::ESTALE);
+            // Unexported meanwhile: the same error as for what was waiting then.
+            return self.channel.refuse(request.unique(), libc::EIO);
         };
         match export.flight.begin(request.unique(), request.bytes()) {
             Begun::Parked => self.counters.add(Counter::Parked),

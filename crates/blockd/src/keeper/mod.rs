@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 use crate::arguments::Folders;
-use crate::limits::{LOCK_WAIT, STOP_WAIT};
+use crate::limits::{LOCK_WAIT, SHORT_LIFE, STOP_WAIT};
 use crate::process::{Backoff, Lock, LockError, Peer, start_self, stay_out_of_the_oom_killers_reach, write_record};
 
 pub use mounts::MountError;
@@ -92,8 +92,9 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
 
 /// Mounts both, and neither if the second fails.
 fn mount_afresh(folders: &Folders) -> Result<(OwnedFd, OwnedFd), KeeperError> {
-    // A blockd that is alive has the descriptors and will have a keeper in a moment: its mounts are not stale.
-    drop(Lock::take(&folders.serve_lock(), Duration::ZERO).map_err(KeeperError::InUse)?);
+    // A blockd that is alive has the descriptors and will have a keeper in a moment: its mounts are not stale. One that
+    // was killed just now may still hold its lock.
+    drop(Lock::take(&folders.serve_lock(), SHORT_LIFE).map_err(KeeperError::InUse)?);
     for path in [&folders.memory_mount, &folders.disk_mount] {
         mounts::remove_stale(path)?;
         std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder { path: path.clone(), source })?;

@@ -1,0 +1,175 @@
+//! Guests go on while keeper and blockd are killed: not one wrong byte, and stalls of milliseconds.
+
+mod bench;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use aenv_wire::block::{ExportsOk, ImportRaw, ImportRawOk, Operation};
+use bench::{Daemons, MIB, Random, discard, host_can, kill, open, seal, wait_until};
+
+/// Kills of each daemon. The pause between two kills of the same one is over the limit below which it would be held
+/// back as failing at start.
+const KILLS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(530);
+/// What guests are promised is 100 ms; the rest is for a machine that runs other tests at the same time.
+const STALL_MAX: Duration = Duration::from_millis(1000);
+
+const REGION: u64 = 8 * MIB;
+const WRITERS: u64 = 4;
+const IMAGE: u64 = 32 * MIB;
+
+struct Load {
+    stop: AtomicBool,
+    operations: AtomicU64,
+    longest_us: AtomicU64,
+}
+
+impl Load {
+    fn timed<T>(&self, operation: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let outcome = operation();
+        self.longest_us.fetch_max(u64::try_from(begun.elapsed().as_micros()).unwrap(), Ordering::Relaxed);
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Random writes, discards, flushes and reads of a region that nobody else touches, against a model in memory.
+    fn disk(&self, file: &File, start: u64, seed: u64) {
+        let mut random = Random::new(seed);
+        let mut model = vec![0u8; usize::try_from(REGION).unwrap()];
+        let mut bytes = vec![0u8; 256 << 10];
+        while !self.stop.load(Ordering::Relaxed) {
+            let longest = if random.below(4) == 0 { 500 } else { 16 };
+            let length = 512 * (1 + random.below(longest));
+            let offset = 512 * random.below((REGION - length) / 512);
+            let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+            let piece = &mut bytes[..range.len()];
+            match random.below(8) {
+                0..=2 => {
+                    random.fill(piece);
+                    self.timed(|| file.write_all_at(piece, start + offset)).unwrap();
+                    model[range].copy_from_slice(piece);
+                }
+                3 => {
+                    self.timed(|| discard(file, start + offset, length)).unwrap();
+                    model[range].fill(0);
+                }
+                4 => self.timed(|| file.sync_data()).unwrap(),
+                _ => {
+                    self.timed(|| file.read_exact_at(piece, start + offset)).unwrap();
+                    assert!(*piece == model[range.clone()], "seed {seed}: wrong bytes in {range:?}");
+                }
+            }
+        }
+        let mut all = vec![0; model.len()];
+        file.read_exact_at(&mut all, start).unwrap();
+        assert!(all == model, "seed {seed}: wrong bytes at the end");
+    }
+
+    /// Reads of the memory image that really reach blockd: the cache is dropped before each.
+    fn memory(&self, file: &File, content: &[u8], seed: u64) {
+        let mut random = Random::new(seed);
+        let mut bytes = vec![0u8; 64 << 10];
+        while !self.stop.load(Ordering::Relaxed) {
+            let offset = 4096 * random.below((IMAGE - bytes.len() as u64) / 4096);
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+            self.timed(|| file.read_exact_at(&mut bytes, offset)).unwrap();
+            let start = usize::try_from(offset).unwrap();
+            assert!(bytes == content[start..start + bytes.len()], "seed {seed}: wrong bytes at {offset}");
+        }
+    }
+}
+
+#[test]
+fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let mut client = daemons.client();
+    let mut content = vec![0u8; usize::try_from(IMAGE).unwrap()];
+    Random::new(1).fill(&mut content);
+    std::fs::write(daemons.path("raw"), &content).unwrap();
+    let (source, into) = (daemons.text("raw"), daemons.text("image"));
+    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw { source, into: into.clone() }));
+    let image = open(&client.memory("m", IMAGE, &[into]).path);
+    let disk = open(&client.disk("d", WRITERS * REGION, &[], &daemons.text("u")).path);
+    let load = Load { stop: AtomicBool::new(false), operations: AtomicU64::new(0), longest_us: AtomicU64::new(0) };
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (load, disk) = (&load, &disk);
+            scope.spawn(move || load.disk(disk, writer * REGION, 100 + writer));
+        }
+        scope.spawn(|| load.memory(&image, &content, 200));
+        for _ in 0..KILLS {
+            std::thread::sleep(PAUSE);
+            let before = daemons.hello();
+            kill(before.pid, libc::SIGKILL);
+            std::thread::sleep(PAUSE);
+            let between = daemons.hello();
+            assert_ne!(between.pid, before.pid);
+            kill(between.keeper_pid, libc::SIGKILL);
+            wait_until("a new keeper is there", || daemons.hello().keeper_pid != between.keeper_pid);
+        }
+        load.stop.store(true, Ordering::Relaxed);
+    });
+    let longest = Duration::from_micros(load.longest_us.load(Ordering::Relaxed));
+    let operations = load.operations.load(Ordering::Relaxed);
+    eprintln!("{operations} verified operations, longest {longest:?}");
+    assert!(operations > 1000);
+    assert!(longest < STALL_MAX, "{longest:?}");
+}
+
+/// Each step of a seal, cut off by a death of blockd at exactly that point; debug builds only, which know the points.
+#[test]
+fn a_seal_that_is_cut_off_at_any_step_is_finished_by_the_next_blockd() {
+    if !host_can() || !cfg!(debug_assertions) {
+        return;
+    }
+    for point in ["intent", "sealed", "recorded"] {
+        for new_upper in [true, false] {
+            let daemons = Daemons::start_with(&[], &[("AENV_BLOCKD_TEST_CRASH", point)]);
+            let (u0, u1) = (daemons.text("u0"), daemons.text("u1"));
+            let disk = open(&daemons.client().disk("d", MIB, &[], &u0).path);
+            disk.write_all_at(&[7; 4096], 4096).unwrap();
+            let asked = new_upper.then_some(u1.as_str());
+            let first = daemons.hello();
+            assert!(daemons.client().try_ask::<serde_json::Value>(seal("d", asked)).is_none(), "{point}: it did not die");
+            wait_until("the next blockd serves", || daemons.hello().pid != first.pid);
+            let exports: ExportsOk = daemons.client().ask(Operation::Exports);
+            assert_eq!(exports.exports[0].layers, [u0.clone()], "{point}");
+            assert_eq!(exports.exports[0].upper.as_deref(), asked, "{point}");
+            let again = daemons.client().seal("d", asked);
+            assert_eq!((again.layer.as_str(), again.data_bytes), (u0.as_str(), 4096), "{point}");
+            let mut back = [0; 8192];
+            disk.read_exact_at(&mut back, 0).unwrap();
+            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
+            assert_eq!(disk.write_all_at(&[8; 512], 0).is_ok(), new_upper, "{point}");
+            let clone = open(&daemons.client().memory("clone", MIB, &[u0]).path);
+            clone.read_exact_at(&mut back, 0).unwrap();
+            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
+        }
+    }
+}
+
+#[test]
+fn a_keeper_and_a_blockd_that_die_at_once_after_each_other_are_both_replaced() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let disk = open(&daemons.client().disk("d", MIB, &[], &daemons.text("u")).path);
+    for round in 0..3u8 {
+        let before = daemons.hello();
+        kill(before.keeper_pid, libc::SIGKILL);
+        wait_until("a new keeper is there", || daemons.hello().keeper_pid != before.keeper_pid);
+        kill(before.pid, libc::SIGKILL);
+        disk.write_all_at(&[round; 512], 0).unwrap();
+        let mut back = [9; 512];
+        disk.read_exact_at(&mut back, 0).unwrap();
+        assert_eq!(back, [round; 512]);
+    }
+}
