@@ -136,7 +136,8 @@ def test_httpx_does_not_bring_rich_along():
             sys.executable,
             "-c",
             "import sys; from agentenv.cli.session import new_client; from agentenv.cli.settings import Settings;"
-            "new_client(Settings(api_url='http://x', api_key='k')); print('rich' in sys.modules, 'httpx' in sys.modules)",
+            "new_client(Settings(api_url='http://x', api_key='k')); "
+            "print('rich' in sys.modules, 'httpx' in sys.modules)",
         ],
         capture_output=True,
         text=True,

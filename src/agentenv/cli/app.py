@@ -74,6 +74,7 @@ class Root(LazyGroup):
         **extra: Any,
     ) -> Any:
         def inner() -> Any:
+            Settings.debug_requested = False
             return super(Root, self).main(args, prog_name or "aenv", complete_var, False, **extra)
 
         return sys.exit(guarded(inner)) if standalone_mode else inner()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agentenv.client.errors import AlreadyExists, ProtocolError, TransferIncomplete
 from agentenv.client.rpc import GuestChannel
-from agentenv.client.transport import WRITE_TIMEOUT_S
+from agentenv.client.transport import WRITE_TIMEOUT_S, received
 from agentenv.client.values import EntryInfo, as_list
 
 # A file that does not move for this long will not move at all; the whole transfer has no limit.
@@ -40,7 +40,7 @@ class Files:
             read_timeout_s=TRANSFER_IDLE_TIMEOUT_S,
         ) as answer:
             length = answer.headers.get("content-length")
-            yield _checked(answer.aiter_raw(CHUNK_BYTES), int(length) if length else None, path)
+            yield _checked(received(answer, CHUNK_BYTES), int(length) if length else None, path)
 
     async def read(self, path: str, *, user: str | None = None) -> bytes:
         """The whole content, in memory. Raises like `open`."""
@@ -60,9 +60,9 @@ class Files:
         `size_bytes` is what an iterator will deliver, if known; the daemon then refuses a shorter body. Raises
         `BadRequest` (a directory is in the way), `StorageFull`, `TransferIncomplete`.
         """
-        counter = _Counter(content)
-        headers = {**self._channel.headers(), "Content-Type": "application/octet-stream"}
         known_size = len(content) if isinstance(content, bytes) else size_bytes
+        counter = _Counter(content, known_size, path)
+        headers = {**self._channel.headers(), "Content-Type": "application/octet-stream"}
         if known_size is not None:
             headers["Content-Length"] = str(known_size)
         async with self._channel.transport.stream(
@@ -112,10 +112,12 @@ class Files:
 
 
 class _Counter:
-    """Passes the content through and counts it, for the check of the size."""
+    """Passes the content through, counts it, and holds it to the announced size."""
 
-    def __init__(self, content: bytes | AsyncIterator[bytes]) -> None:
+    def __init__(self, content: bytes | AsyncIterator[bytes], announced: int | None, path: str) -> None:
         self._content = content
+        self._announced = announced
+        self._path = path
         self.bytes_sent = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -127,7 +129,16 @@ class _Counter:
             return
         async for piece in self._content:
             self.bytes_sent += len(piece)
+            if self._announced is not None and self.bytes_sent > self._announced:
+                raise self._changed("more")
             yield piece
+        if self._announced is not None and self.bytes_sent < self._announced:
+            raise self._changed("fewer")
+
+    def _changed(self, word: str) -> TransferIncomplete:
+        return TransferIncomplete(
+            f"{self._path}: {word} than the announced {self._announced} bytes; the source changed while it was sent"
+        )
 
 
 async def _checked(pieces: AsyncIterator[bytes], length: int | None, path: str) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ from agentenv.client.errors import (
     ProtocolError,
     from_connect,
 )
-from agentenv.client.transport import Transport, error_of, peer_of
+from agentenv.client.transport import Transport, error_of, peer_of, received
 from agentenv.client.values import Json, as_object
 
 ENVD_PORT: Final = 49983
@@ -127,7 +127,7 @@ def _unary_error(answer: httpx.Response, url: str) -> Exception:
 async def _messages(answer: httpx.Response) -> AsyncGenerator[Json, None]:
     """The messages of a stream until its end frame."""
     decoder = envelope.Decoder()
-    async for piece in answer.aiter_raw():
+    async for piece in received(answer):
         for flags, message in decoder.feed(piece):
             if flags & envelope.FLAG_END:
                 error = end_error(message)

@@ -54,13 +54,13 @@ def translated(what: str) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise RequestTimeout(f"{what} did not answer in time ({type(error).__name__})") from error
     except (httpx.ConnectError, httpx.ProxyError) as error:
-        raise ConnectionFailed(f"cannot connect to {what}: {error or type(error).__name__}") from error
+        raise ConnectionFailed(f"cannot connect to {what}: {str(error) or type(error).__name__}") from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ConfigurationError(f"{what}: the URL cannot be used: {error}") from error
     except (httpx.LocalProtocolError, httpx.DecodingError) as error:
         raise ProtocolError(f"{what}: {error}") from error
     except (httpx.TransportError, httpx.StreamError) as error:
-        raise ConnectionLost(f"the connection to {what} broke: {error or type(error).__name__}") from error
+        raise ConnectionLost(f"the connection to {what} broke: {str(error) or type(error).__name__}") from error
 
 
 class Transport:
@@ -160,6 +160,13 @@ class Transport:
 
 def _timeouts(read_s: float | None, write_s: float | None = WRITE_TIMEOUT_S) -> httpx.Timeout:
     return httpx.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s, write=write_s, pool=POOL_TIMEOUT_S)
+
+
+async def received(answer: httpx.Response, chunk_bytes: int | None = None) -> AsyncIterator[bytes]:
+    """The body as it arrives. Raises `TransportError` classes to whoever iterates, also inside of `stream`'s context."""
+    with translated(peer_of(str(answer.request.url))):
+        async for piece in answer.aiter_raw(chunk_bytes):
+            yield piece
 
 
 async def _read_some(answer: httpx.Response) -> bytes:

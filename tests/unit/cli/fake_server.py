@@ -9,11 +9,11 @@ first word is `fault:...` resets the stream, cuts a frame, omits the end frame, 
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
 import pty
-import queue
 import shutil
 import signal
 import socket
@@ -44,9 +44,15 @@ RPC_STATUS = {"not_found": 404, "already_exists": 409, "invalid_argument": 400, 
 class Running:
     process: subprocess.Popen[bytes]
     argv: list[str]
-    events: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    news: threading.Condition = field(default_factory=threading.Condition)
     terminal: int | None = None
     input_seen: bytearray = field(default_factory=bytearray)
+
+    def put(self, event: dict[str, Any]) -> None:
+        with self.news:
+            self.events.append(event)
+            self.news.notify_all()
 
 
 @dataclass
@@ -106,10 +112,8 @@ class FakeServer:
 
     def close(self) -> None:
         for running in list(self.state.running.values()):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             running.process.wait()
         self._server.shutdown()
         self._thread.join()
@@ -145,10 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.connections.discard(self.connection)
 
     def finish(self) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             super().finish()
-        except (OSError, ValueError):
-            pass
 
     def do_GET(self) -> None:
         self._serve()
@@ -492,7 +494,7 @@ class _Envd:
     def _read_pipes(self, running: Running) -> None:
         def pump(name: str, file: Any) -> None:
             while piece := os.read(file.fileno(), 32 * 1024):
-                running.events.put({"data": {name: base64.b64encode(piece).decode()}})
+                running.put({"data": {name: base64.b64encode(piece).decode()}})
 
         process = running.process
         threads = [threading.Thread(target=pump, args=("stdout", process.stdout))]
@@ -504,12 +506,10 @@ class _Envd:
         process.wait()
         for file in (process.stdin, process.stdout, process.stderr):
             if file is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     file.close()
-                except BrokenPipeError:
-                    pass
         self.state.running.pop(process.pid, None)
-        running.events.put(_end_event(process.returncode))
+        running.put(_end_event(process.returncode))
 
     def _read_terminal(self, running: Running) -> None:
         assert running.terminal is not None
@@ -517,26 +517,32 @@ class _Envd:
             try:
                 piece = os.read(running.terminal, 32 * 1024)
             except OSError:
-                if running.process.poll() is None and not running.events.qsize() and not running.input_seen:
+                if running.process.poll() is None and not running.events and not running.input_seen:
                     # Linux gives EIO also before the child has opened its side.
                     threading.Event().wait(0.005)
                     continue
                 break
-            running.events.put({"data": {"pty": base64.b64encode(piece).decode()}})
+            running.put({"data": {"pty": base64.b64encode(piece).decode()}})
         running.process.wait()
         os.close(running.terminal)
         running.terminal = None
         self.state.running.pop(running.process.pid, None)
-        running.events.put(_end_event(running.process.returncode))
+        running.put(_end_event(running.process.returncode))
 
     def _follow(self, running: Running, timeout_s: float) -> None:
         self._event("start", {"pid": running.process.pid})
+        position = 0
         while True:
-            try:
-                event = running.events.get(timeout=None if timeout_s == float("inf") else timeout_s)
-            except queue.Empty:
+            with running.news:
+                arrived = running.news.wait_for(
+                    lambda: len(running.events) > position,  # noqa: B023 - called before the next round
+                    None if timeout_s == float("inf") else timeout_s,
+                )
+            if not arrived:
                 os.killpg(running.process.pid, signal.SIGKILL)
                 return self._end_stream({"code": "deadline_exceeded", "message": "timed out"})
+            event = running.events[position]
+            position += 1
             self._message({"event": event})
             if "end" in event:
                 return self._end_stream()
@@ -583,10 +589,8 @@ class _Envd:
     def _CloseStdin(self, data: dict[str, Any]) -> None:  # noqa: N802
         running = self._find(data)
         assert running.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             running.process.stdin.close()
-        except BrokenPipeError:
-            pass
         self.http._json(200, {})
 
     def _SendSignal(self, data: dict[str, Any]) -> None:  # noqa: N802

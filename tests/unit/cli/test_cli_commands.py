@@ -113,7 +113,7 @@ def test_ls_on_a_terminal_is_a_table_without_control_characters(server, on_termi
     box = server.state.add(metadata={"k": "\x1b]0;evil\x07[red]\nnext"})
     code, text = on_terminal("ls")
     assert code == 0
-    header, rule, row = text.rstrip("\n").split("\n")
+    header, _rule, row = text.rstrip("\n").split("\n")
     assert header.split() == ["ID", "STATE", "TEMPLATE", "CPU", "MEMORY", "AGE", "EXPIRES", "IN", "METADATA"]
     assert row.split()[:5] == [box, "running", "base", "2", "1"]
     assert r"k=\x1b]0;evil\x07[red]\nnext" in row
@@ -300,7 +300,7 @@ def test_completion_without_server_is_silent(server, environ):
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("", "")
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def test_config_show_names_values_and_sources(cli, tmp_path):

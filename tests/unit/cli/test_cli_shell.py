@@ -1,4 +1,4 @@
-"""`aenv shell` on a real pseudo-terminal: keys, size, exit code, and the terminal as it was before, whatever happens."""
+"""`aenv shell` on a real pseudo-terminal: keys, size, exit code, and the terminal as it was before."""
 
 from __future__ import annotations
 
