@@ -35,6 +35,17 @@ def start_time_ticks(pid: int) -> int | None:
     return None if len(fields) < 20 or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor is readable; for a pidfd, until the process ended. Safe to cancel."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
 class WatchedProcess:
     """A process by pid and start time. `kill` and `wait_exit` may be called at any moment and more than once."""
 
@@ -79,16 +90,11 @@ class WatchedProcess:
         pidfd = os.dup(self._pidfd) if self._pidfd is not None else self._reopened()
         if pidfd is None:
             return "exited"
-        loop = asyncio.get_running_loop()
-        readable: asyncio.Future[None] = loop.create_future()
         try:
-            loop.add_reader(pidfd, lambda: None if readable.done() else readable.set_result(None))
-            await readable
-            loop.remove_reader(pidfd)
+            await readable(pidfd)
             self._how = await _how_it_ended(pidfd)
             return self._how
         finally:
-            loop.remove_reader(pidfd)
             os.close(pidfd)
 
     def close(self) -> None:
