@@ -144,6 +144,9 @@ class World:
     def plug_guest(self, slot: Slot) -> Guest:
         guest = Guest(f"aenvt-{self.tag}-g{len(self._guests)}", slot)
         self._guests.append(guest)
+        # The kernel takes a moment to see that a tap has got its other end, and drops what comes before; TCP repeats.
+        with contextlib.suppress(ConnectionRefusedError):
+            self.connect(self.host_netns, slot.address, 1)
         return guest
 
     # Sockets belong to the namespace of the thread that made them, and may be used from any other.

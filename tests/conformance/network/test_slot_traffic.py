@@ -13,7 +13,7 @@ from slot_world import CONNECT_DEADLINE_S, FORBIDDEN, HOST_ADDRESS, PRIVATE_RESO
 
 from agentenv.errors import NetworkError
 from agentenv.model import NetworkPolicy
-from agentenv.network import _namespace, destroy_all
+from agentenv.network import _namespace, destroy_all, rules
 
 pytestmark = pytest.mark.host
 
@@ -166,6 +166,17 @@ def test_late_packets_of_an_earlier_sandbox_do_not_reach_the_next(world: World) 
     new.settimeout(CONNECT_DEADLINE_S)
     with pytest.raises(TimeoutError):
         new.recv(16)
+
+
+def test_a_guest_has_no_more_flows_than_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "FLOW_COUNT_MAX", 3)
+    world.on_host(lambda: world.host.create(4))
+    world.on_host(lambda: world.host.set_policy(4, OPEN))
+    greedy = world.plug_guest(world.host.slot(4))
+    for _ in range(3):
+        world.connect(greedy.netns, PUBLIC, WEB)
+    with pytest.raises(ConnectionRefusedError):
+        world.connect(greedy.netns, PUBLIC, WEB)
 
 
 def test_a_guest_that_takes_another_address_gets_nowhere(world: World, guests: tuple[Guest, Guest]) -> None:
