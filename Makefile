@@ -25,12 +25,12 @@ help: ## This list
 	@echo "  variables:   OUT=$(OUT) PORT=$(PORT) STATE=$(STATE)"
 
 demo: setup ## A sandbox is set up, sleeps, wakes, is snapshotted and forked 16 times; takes minutes the first time
-	$(PYTHON) bench/demo.py
+	$(PYTHON) -m bench.demo
 
 test: setup lint test-rust test-python ## Everything that is checked: style, types, Rust and Python tests with real microVMs
 
 bench: setup ## Measure a node of its own and write the figures to OUT
-	$(PYTHON) bench/bench.py --out $(OUT)
+	$(PYTHON) -m bench.bench --out $(OUT)
 
 lint: lint-python lint-rust ## Style and types
 

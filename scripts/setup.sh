@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to run and test: checks the host, installs what is missing, builds the binaries, fetches the
-# guest's kernel. Shared by `make demo`, `make test`, `make serve` and `make bench`. Idempotent: a second run does nothing.
+# Makes this checkout ready to run and test: checks the host, installs what is missing, builds the programs, fetches the
+# guest's kernel. Shared by `make demo`, `make test`, `make serve` and `make bench`. A second run does nothing.
 #
 #   scripts/setup.sh                 do all of it
 #   scripts/setup.sh --print-bin-dir print where the binaries of this checkout go, and do nothing
@@ -18,21 +18,22 @@ readonly UV_PINNED=0.9.0
 readonly FREE_GIB_MIN=8
 readonly HOST_BINARIES="aenv-blockd aenv-proxy aenv-launch"
 readonly STATIC_TARGET=x86_64-unknown-linux-gnu
-# command=Debian package. gcc links the Rust programs; libc6-dev holds the static C library of the guest's daemon.
+# command=Debian package, and file=Debian package. gcc links the Rust programs; libc6-dev holds the static C library of
+# the guest's daemon. mmdebstrap checks what it downloads against debian-archive-keyring. busybox is a guest of tests.
 readonly TOOLS="
 qemu-system-x86_64=qemu-system-x86 mke2fs=e2fsprogs e2fsck=e2fsprogs ip=iproute2 nft=nftables
-mmdebstrap=mmdebstrap zstd=zstd curl=curl gcc=gcc strip=binutils modprobe=kmod flock=util-linux python3=python3"
+mmdebstrap=mmdebstrap zstd=zstd gcc=gcc strip=binutils"
 readonly FILES="
 /usr/lib/x86_64-linux-gnu/libc.a=libc6-dev /etc/ssl/certs/ca-certificates.crt=ca-certificates
-/usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring"
+/usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring /bin/busybox=busybox-static"
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/aenv
 # Two checkouts on one machine must not replace each other's binaries, so the folder carries the checkout's path.
 bin_dir=${AENV_BIN_DIR:-$cache/bin/$(printf %s "$root" | sha256sum | cut -c1-12)}
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$cache/target}
-# What was installed here goes first, since it is only there where the system's own was missing or too old. Root by way of
-# `su` often lacks the sbin folders.
+# What was installed here goes first: it is only there where the system's own was missing or too old. Root by way of `su`
+# often lacks the sbin folders.
 export PATH=$cache/tools/bin:${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -55,7 +56,7 @@ check_host() {
     at_least "$kernel" $KERNEL_MIN ||
         fail "the kernel is $kernel; $KERNEL_MIN or newer is needed (Debian 13, or linux-image-amd64 of bookworm-backports)"
     at_least "$kernel" $KERNEL_FULL ||
-        say "warning: the kernel is $kernel; below $KERNEL_FULL running sandboxes die when aenv-blockd does, and memory images are not passed through"
+        say "warning: the kernel is $kernel; below $KERNEL_FULL running sandboxes die when aenv-blockd does"
 }
 
 # check_device PATH MODULE MAJOR MINOR
@@ -66,7 +67,7 @@ check_device() {
         [ -c "$1" ] || mknod -m 0666 "$1" c "$3" "$4" 2>/dev/null || true
     fi
     # Opening it is the only proof: a container may show a device that it is not allowed to use.
-    (exec 3<>"$1") 2>/dev/null ||
+    [ -c "$1" ] && (exec 3<>"$1") 2>/dev/null ||
         fail "$1 cannot be opened; load the module \`$2\`, or start this container or VM with the device (docker: --device $1)"
 }
 
@@ -89,8 +90,9 @@ missing_packages() {
     local pair
     for pair in $TOOLS; do command -v "${pair%%=*}" >/dev/null || echo "${pair#*=}"; done
     for pair in $FILES; do [ -e "${pair%%=*}" ] || echo "${pair#*=}"; done
-    # Only where uv has to be installed: Debian's python3 alone cannot make an environment.
-    command -v uv >/dev/null || [ -x "$cache/tools/bin/uv" ] || python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+    # Only where Rust and uv have to be installed. Debian's python3 alone cannot make an environment.
+    command -v cargo >/dev/null || command -v curl >/dev/null || echo curl
+    command -v uv >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
 }
 
 install_packages() {
@@ -156,8 +158,8 @@ build() {
     install_binary "$CARGO_TARGET_DIR/$STATIC_TARGET/release/aenv-envd" strip
 }
 
-# install_binary FILE [strip]: by rename, so that a running program keeps its file. The guest's daemon sits in every guest's
-# memory: it goes without debug information. The source's identity is kept beside it, since stripping changes the bytes.
+# install_binary FILE [strip]: by rename, so that a running program keeps its file. The guest's daemon sits in every
+# guest's memory: it goes without debug information. The source's identity is kept beside it, as stripping changes bytes.
 install_binary() {
     local name=${1##*/} source
     source=$(stat -c '%i %s %y' "$1")
@@ -190,10 +192,8 @@ main() {
     mkdir -p "$cache"
     log=$cache/setup.log
     # One set-up at a time: two checkouts share the build folder, and a build must not change between build and copy.
-    if command -v flock >/dev/null; then
-        exec 9>"$cache/setup.lock"
-        flock -n 9 || { say "waiting for another set-up on this machine" && flock 9; }
-    fi
+    exec 9>"$cache/setup.lock"
+    flock -n 9 || { say "waiting for another set-up on this machine" && flock 9; }
     check_space "$cache" "the cache" XDG_CACHE_HOME
     check_space "${STATE:-/var/lib/aenv}" "a node's state" STATE
     install_packages
@@ -206,4 +206,9 @@ main() {
     say "ready after ${SECONDS} s: programs in $bin_dir, Rust $(rust_version), $(uv --version | cut -d' ' -f1,2), host kernel $(uname -r)"
 }
 
-main "$@"
+# Not when a test sources this file for its functions. `exit` in the same command: bash reads a script as it goes, and an
+# update of the checkout meanwhile must not make it run half a line.
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    main "$@"
+    exit
+fi
