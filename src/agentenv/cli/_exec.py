@@ -131,7 +131,9 @@ class _Foreground:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-        if ended.error and ended.exit_code != 0:
+        # The daemon repeats the status here, except where it knows more (out of memory); why a program could not be
+        # started it has written to stderr already.
+        if ended.error and ended.error != ended.status and ended.exit_code not in (126, 127):
             complain(ended.error)
         return 128 + self._interrupts[0] if self._interrupts else ended.exit_code
 

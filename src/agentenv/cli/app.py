@@ -154,9 +154,9 @@ def described(error: Exception) -> tuple[str, int]:
     # Only now, because a command that raises these has loaded the client anyway.
     from agentenv.client import errors
 
-    if isinstance(error, errors.Unauthorized):
+    if isinstance(error, errors.KeyRejected):
         return f"{error}; `aenv auth` stores an API key, `aenv auth --show` tells which one is used", EXIT_UNAUTHORIZED
-    if isinstance(error, errors.PermissionDenied):
+    if isinstance(error, (errors.Unauthorized, errors.PermissionDenied)):
         return str(error), EXIT_UNAUTHORIZED
     if isinstance(error, errors.NotFound):
         return str(error), EXIT_NOT_FOUND

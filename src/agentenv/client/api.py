@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.client.errors import ProtocolError
+from agentenv.client.errors import KeyRejected, ProtocolError, Unauthorized
 from agentenv.client.transport import Transport, peer_of
 
 
@@ -39,15 +39,18 @@ class Api:
         idempotent: bool = False,
     ) -> Answer:
         """Send and decode. Raises `ApiError`, `TransportError` classes, `ProtocolError`."""
-        answer = await self.transport.request(
-            method,
-            self.base_url + path,
-            headers={**self._headers, **(headers or {})},
-            expect=expect,
-            idempotent=idempotent,
-            params=params,
-            body=body,
-        )
+        try:
+            answer = await self.transport.request(
+                method,
+                self.base_url + path,
+                headers={**self._headers, **(headers or {})},
+                expect=expect,
+                idempotent=idempotent,
+                params=params,
+                body=body,
+            )
+        except Unauthorized as error:
+            raise KeyRejected(str(error), code=error.code, error_code=error.error_code) from error
         try:
             data = json.loads(answer.content) if answer.content else None
         except ValueError as error:

@@ -48,7 +48,11 @@ class BadRequest(ApiError):
 
 
 class Unauthorized(ApiError):
-    """The API key or the sandbox's access token is missing or unknown (401)."""
+    """The access token of a sandbox is missing or unknown, or it has no such user (401 of the guest daemon)."""
+
+
+class KeyRejected(Unauthorized):
+    """The API key is missing or unknown (401 of the control plane)."""
 
 
 class PermissionDenied(ApiError):

@@ -163,7 +163,7 @@ def _timeouts(read_s: float | None, write_s: float | None = WRITE_TIMEOUT_S) -> 
 
 
 async def received(answer: httpx.Response, chunk_bytes: int | None = None) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises `TransportError` classes to whoever iterates, also inside of `stream`'s context."""
+    """The body as it arrives. Raises `TransportError` classes at the iteration, inside of `stream`'s context."""
     with translated(peer_of(str(answer.request.url))):
         async for piece in answer.aiter_raw(chunk_bytes):
             yield piece

@@ -456,6 +456,7 @@ class _Envd:
         env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GUEST_ROOT": str(self.state.root), **config["envs"]}
         if argv[0] in self.state.missing_programs or shutil.which(argv[0]) is None:
             self._event("start", {"pid": 1})
+            self._event("data", {"stderr": base64.b64encode(f"{argv[0]}: not found\n".encode()).decode()})
             self._event("end", {"exitCode": 127, "exited": True, "status": "exit status 127", "error": "not found"})
             return self._end_stream()
         if argv[0] in ("tar", "chmod"):
@@ -612,5 +613,7 @@ class _Envd:
 def _end_event(returncode: int) -> dict[str, Any]:
     if returncode < 0:
         status = "signal: " + GO_SIGNALS.get(-returncode, f"signal {-returncode}")
-        return {"end": {"exitCode": -1, "exited": False, "status": status}}
+        # Only the kernel kills without being asked in these tests.
+        error = f"{status} (out of memory)" if returncode == -9 else status
+        return {"end": {"exitCode": -1, "exited": False, "status": status, "error": error}}
     return {"end": {"exitCode": returncode, "exited": True, "status": f"exit status {returncode}"}}

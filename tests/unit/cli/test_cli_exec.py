@@ -52,13 +52,15 @@ def test_large_output_arrives_whole(server, aenv):
 @pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("TERM", 143), ("HUP", 129)])
 def test_death_by_signal_is_128_plus_n(server, aenv, name, code):
     box = server.state.add()
-    assert aenv("exec", box, "--", f"kill -{name} $$").returncode == code
+    done = aenv("exec", box, "--", f"kill -{name} $$")
+    assert done.returncode == code
+    assert done.stderr == (b"aenv: signal: killed (out of memory)\n" if name == "KILL" else b"")
 
 
 def test_missing_program_is_127(server, aenv):
     box = server.state.add()
     done = aenv("exec", box, "--", "no-such-program", "x")
-    assert (done.returncode, done.stderr) == (127, b"aenv: not found\n")
+    assert (done.returncode, done.stderr) == (127, b"no-such-program: not found\n")
 
 
 def test_piped_input_is_sent_to_its_end(server, aenv):

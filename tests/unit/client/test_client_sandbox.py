@@ -56,7 +56,9 @@ async def test_leaving_detaches_and_the_process_can_be_found_and_killed(server, 
     assert [item.pid for item in await sandbox.list_processes()] == [pid]
     async with sandbox.attach(pid) as again:
         await sandbox.kill_process(pid)
-        assert [event async for event in again.events()] == [Ended(137, "signal: killed", None)]
+        assert [event async for event in again.events()] == [
+            Ended(137, "signal: killed", "signal: killed (out of memory)")
+        ]
     with pytest.raises(errors.NotFound):
         await sandbox.terminate(pid)
     with pytest.raises(errors.NotFound):

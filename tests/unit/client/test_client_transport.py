@@ -105,7 +105,7 @@ async def test_statuses_become_classes(status, kind):
     async with Script(answer).client() as client:
         with pytest.raises(errors.ApiError) as caught:
             await client.sandboxes.pause("i1")
-    assert type(caught.value) is kind
+    assert type(caught.value) is (errors.KeyRejected if status == 401 else kind)
     assert (str(caught.value), caught.value.code, caught.value.error_code) == ("text", status, "word")
 
 
