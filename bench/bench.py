@@ -14,9 +14,9 @@ from typing import Final
 import httpx
 
 from agentenv.config import load
-from machine import describe
-from measures import ALL, MIB, Bench, Samples
-from node import temporary_node
+from bench.machine import describe
+from bench.measures import ALL, MIB, Bench, Samples
+from bench.node import temporary_node
 
 # name: (unit, promise for the median in that unit; None where it is only measured). SPECIFICATION.md explains each.
 PROMISES: Final[dict[str, tuple[str, float | None]]] = {

@@ -21,8 +21,8 @@ from typing import Final, TypeVar
 
 from e2b import CommandExitException, Sandbox
 
-from machine import describe
-from node import RunningNode, aenv, temporary_node
+from bench.machine import describe
+from bench.node import RunningNode, aenv, temporary_node
 
 PROJECT: Final = Path(__file__).parent / "sample_project"
 TARGET: Final = "limiter/window.py"

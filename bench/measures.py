@@ -17,7 +17,7 @@ from typing import Final
 import httpx
 from e2b import Sandbox
 
-from node import RunningNode
+from bench.node import RunningNode
 
 MIB: Final = 1 << 20
 MS: Final = 1000.0

@@ -71,7 +71,7 @@ async def compose(config: Config) -> Composition:
         modules_dir=config.guest.modules_dir,
     )
     kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
-    driver, report = await choose_driver(_probe_inputs(config, kernel))
+    driver, report = await choose_driver(probe_inputs(config, kernel))
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
     repository = Repository(config.repository_dir)
     block = BlockClient(run / "blockd.sock")
@@ -119,7 +119,7 @@ def _admission(config: Config) -> Admission:
     return Admission(limits, lambda: memory_mib("MemAvailable"))
 
 
-def _probe_inputs(config: Config, kernel: GuestKernel) -> ProbeInputs:
+def probe_inputs(config: Config, kernel: GuestKernel) -> ProbeInputs:
     """The probe's own tiny guest: it tells whether guests boot, not whether our daemon works."""
     initramfs = config.server.state_dir / "guest" / "probe.cpio"
     initramfs.write_bytes(build_probe_initramfs())
