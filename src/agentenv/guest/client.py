@@ -65,7 +65,7 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
     raise GuestUnresponsive(f"the guest daemon did not answer within {deadline_s:g} s") from last
 
 
-async def warm_up(address: str) -> None:
+async def warm_up(address: str, token: str | None = None) -> None:
     """Run a login shell a few times, so that a template's memory image holds the pages that every first command needs.
 
     Best effort: an image without a shell has nothing to warm. Raises nothing.
@@ -75,7 +75,7 @@ async def warm_up(address: str) -> None:
     for _ in range(WARM_UP_RUNS):
         try:
             async with asyncio.timeout(WARM_UP_S_MAX):
-                await _post(address, "/process.Process/Start", envelope, None, "application/connect+json")
+                await _post(address, "/process.Process/Start", envelope, token, "application/connect+json")
         except (OSError, EOFError, TimeoutError, ValueError):
             return
 

@@ -5,9 +5,10 @@ Imports `model` and `errors` only. The shell around it (owner tasks, I/O) is `no
 
 from agentenv.lifecycle.machine import InvalidTransition, Machine
 from agentenv.lifecycle.phases import REQUESTS, Action, Denial, Event, Phase, Verdict
-from agentenv.lifecycle.table import PUBLIC_STATE, SERVING, TABLE, WITH_VMM, Transition
+from agentenv.lifecycle.table import POOLED, PUBLIC_STATE, SERVING, TABLE, WITH_VMM, Transition
 
 __all__ = [
+    "POOLED",
     "PUBLIC_STATE",
     "REQUESTS",
     "SERVING",

@@ -13,7 +13,7 @@ def mermaid() -> str:
         if row.verdict is Verdict.ACCEPT and row.phase is not phase and row.phase is not Phase.KILLING:
             edges.setdefault((phase, row.phase), []).append(event.value)
     order = list(Phase)
-    lines = ["stateDiagram-v2", f"    [*] --> {Phase.CREATING.value}"]
+    lines = ["stateDiagram-v2", *(f"    [*] --> {phase.value}" for phase in (Phase.WARMING, Phase.CREATING))]
     for (source, target), events in sorted(edges.items(), key=lambda e: (order.index(e[0][0]), order.index(e[0][1]))):
         lines.append(f"    {source.value} --> {target.value}: {', '.join(sorted(events))}")
     lines.append(f"    {Phase.GONE.value} --> [*]")

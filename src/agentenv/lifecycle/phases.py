@@ -8,6 +8,9 @@ import enum
 class Phase(enum.StrEnum):
     """Where a sandbox is. The public `SandboxState` is coarser (`PUBLIC_STATE` in the table)."""
 
+    # Nobody's yet: restored, answered once, halted; CLAIM makes it somebody's.
+    WARMING = "warming"
+    WARM = "warm"
     CREATING = "creating"
     RUNNING = "running"
     PAUSING = "pausing"
@@ -37,7 +40,9 @@ class Event(enum.StrEnum):
     KILL = "kill"
     EXPIRE_PAUSE = "expire_pause"
     EXPIRE_KILL = "expire_kill"
+    CLAIM = "claim"
     # Outcomes of actions
+    WARMED = "warmed"
     STARTED = "started"
     START_FAILED = "start_failed"
     HELD = "held"
@@ -66,6 +71,7 @@ REQUESTS = frozenset(
         Event.KILL,
         Event.EXPIRE_PAUSE,
         Event.EXPIRE_KILL,
+        Event.CLAIM,
     }
 )
 
@@ -78,6 +84,8 @@ class Action(enum.StrEnum):
     # The proxy forgets the generation and resets its streams.
     WITHDRAW = "withdraw"
     START = "start"
+    WARM_UP = "warm_up"
+    PERSONALISE = "personalise"
     HOLD = "hold"
     CAPTURE = "capture"
     COMMIT_PAUSE = "commit_pause"
@@ -111,4 +119,5 @@ class Denial(enum.StrEnum):
     ALREADY_PAUSED = "the sandbox is already paused"
     NOT_RUNNING = "the sandbox is paused; resume it first"
     ENDED = "the sandbox has ended"
+    NOT_WARM = "the clone is somebody's already"
     NOT_EXPIRED = "only running time counts against the time to live"

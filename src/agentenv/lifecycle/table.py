@@ -35,6 +35,8 @@ class Transition:
 
 PUBLIC_STATE: Final[Mapping[Phase, SandboxState]] = MappingProxyType(
     {
+        Phase.WARMING: SandboxState.CREATING,
+        Phase.WARM: SandboxState.CREATING,
         Phase.CREATING: SandboxState.CREATING,
         Phase.RUNNING: SandboxState.RUNNING,
         Phase.PAUSING: SandboxState.PAUSING,
@@ -54,6 +56,8 @@ PUBLIC_STATE: Final[Mapping[Phase, SandboxState]] = MappingProxyType(
 # Phases in which the sandbox's VMM process exists, so that its death is an event.
 WITH_VMM: Final = frozenset(
     {
+        Phase.WARMING,
+        Phase.WARM,
         Phase.CREATING,
         Phase.RUNNING,
         Phase.PAUSING,
@@ -66,6 +70,9 @@ WITH_VMM: Final = frozenset(
         Phase.FORKING,
     }
 )
+
+# Clones that wait to become somebody's: not shown, not billed, not worth keeping over a restart.
+POOLED: Final = frozenset({Phase.WARMING, Phase.WARM})
 
 # Phases in which traffic may reach the guest.
 SERVING: Final = frozenset({Phase.RUNNING, Phase.SNAPSHOTTING, Phase.FORKING})
@@ -93,6 +100,16 @@ def _add_common(table: _Table) -> None:
         _deny(table, phase, Denial.NOT_EXPIRED, Event.EXPIRE_PAUSE, Event.EXPIRE_KILL)
     for phase in WITH_VMM:
         table[phase, Event.VMM_EXITED] = Transition(Phase.KILLING, _END)
+
+
+def _add_pooled(table: _Table) -> None:
+    for phase in Phase:
+        _deny(table, phase, Denial.NOT_WARM, Event.CLAIM)
+    for phase in POOLED:
+        _deny(table, phase, Denial.NOT_RUNNING, Event.PAUSE, Event.RESUME, Event.SNAPSHOT, Event.FORK)
+    table[Phase.WARMING, Event.WARMED] = Transition(Phase.WARM)
+    table[Phase.WARMING, Event.START_FAILED] = Transition(Phase.KILLING, _END)
+    table[Phase.WARM, Event.CLAIM] = Transition(Phase.CREATING, (Action.PERSONALISE,))
 
 
 def _add_running(table: _Table) -> None:
@@ -164,7 +181,7 @@ def _add_ending(table: _Table) -> None:
 
 def _build() -> Mapping[tuple[Phase, Event], Transition]:
     table: _Table = {}
-    for add in (_add_common, _add_running, _add_transient, _add_paused, _add_ending):
+    for add in (_add_common, _add_pooled, _add_running, _add_transient, _add_paused, _add_ending):
         add(table)
     return MappingProxyType(table)
 

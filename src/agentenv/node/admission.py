@@ -38,6 +38,10 @@ class Admission:
         self._slots = asyncio.Semaphore(limits.start_concurrency_max)
         self._waiting = 0
 
+    def is_busy(self) -> bool:
+        """Whether starts are waiting for their turn or all turns are taken: no time for background work."""
+        return self._waiting > 0 or self._slots.locked()
+
     def check_fits(self, resources: Resources) -> None:
         """Raises `InvalidRequest` for a machine that this node could never run."""
         usable = self._limits.memory_total_mib - self._limits.memory_reserve_mib

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agentenv.errors import AenvError, Conflict, InvalidRequest, NodeStopping, SandboxNotFound
 from agentenv.guest.client import warm_up
-from agentenv.lifecycle import SERVING, WITH_VMM, Action, Event, Phase
+from agentenv.lifecycle import POOLED, SERVING, WITH_VMM, Action, Event, Phase
 from agentenv.model import (
     DiskStack,
     ExpiryAction,
@@ -41,8 +41,9 @@ from agentenv.node.interface import (
 )
 from agentenv.node.owner import Owner
 from agentenv.node.record import SandboxRecord, manifest_layer_ids
-from agentenv.node.starting import GENERATION_COUNTER, ResumeParams
+from agentenv.node.starting import GENERATION_COUNTER, Claim, ResumeParams
 from agentenv.node.steps import STEPS
+from agentenv.node.warm import WarmPool
 from agentenv.snapshots import new_layer_id, parse_reference
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class NodeSettings:
     """What the node itself decides by."""
 
     fork_count_max: int
+    warm_per_template: int
     # Why this driver was chosen, one line a candidate.
     virtualization: str
 
@@ -72,6 +74,13 @@ class Node:
         self._spawned: Counter[str] = Counter()
         self._stopping = False
         self._collector = Collector(host, lambda: [owner.record for owner in self._owners.values()])
+        self._warm = WarmPool(
+            settings.warm_per_template,
+            self._launch_clone,
+            lambda owner, manifest: owner.adopt_work(Event.WARMED, (Action.WARM_UP,), manifest),
+            host.admission.is_busy,
+            host.clock.monotonic,
+        )
         host.collect_soon = self._collector.soon
         host.admission.live_count = self._live_count
 
@@ -117,6 +126,7 @@ class Node:
     async def shut_down(self) -> None:
         """Stop deciding; sandboxes go on. The next server takes over."""
         self._stopping = True
+        await self._warm.close()
         await self._collector.stop()
         await asyncio.gather(*(owner.shut_down() for owner in self._owners.values()))
 
@@ -129,6 +139,9 @@ class Node:
     async def create(self, spec: SandboxSpec) -> SandboxView:
         manifest = self._host.catalog.resolve(spec.template)
         self._host.admission.check_fits(manifest.resources)
+        clone = self._warm.take(manifest)
+        if clone is not None:
+            return await self._claimed(clone, spec, manifest)
         owner = self._launch(spec, manifest)
         return await self._started(owner, manifest)
 
@@ -184,6 +197,7 @@ class Node:
         manifest = self._host.catalog.resolve(reference)
         await asyncio.to_thread(self._host.repository.remove, manifest.snapshot_id)
         self._host.catalog.discard(manifest.snapshot_id)
+        self._warm.forget(manifest.snapshot_id)
         self._collector.soon()
 
     async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest:
@@ -218,7 +232,7 @@ class Node:
         return self._host.database.tombstone(sandbox_id)
 
     def list_sandboxes(self) -> list[SandboxView]:
-        return [self._view(owner) for owner in self._owners.values() if owner.phase not in _ENDING]
+        return [self._view(owner) for owner in self._owners.values() if owner.phase not in _HIDDEN]
 
     def list_snapshots(self) -> list[SnapshotManifest]:
         catalog = self._host.catalog
@@ -234,7 +248,7 @@ class Node:
 
     async def resolve_route(self, sandbox_id: str, port: int) -> RouteAnswer:
         owner = self._owners.get(sandbox_id)
-        if owner is None or owner.phase in _ENDING:
+        if owner is None or owner.phase in _HIDDEN:
             return RouteRefusal(sandbox_id, "not_found")
         try:
             await owner.settled(ROUTE_WAIT_S_MAX)
@@ -253,7 +267,7 @@ class Node:
         return serving, self._host.database.value(GENERATION_COUNTER) + 1
 
     def describe(self) -> dict[str, Any]:
-        states = Counter(owner.state.value for owner in self._owners.values())
+        states = Counter(o.phase.value if o.phase in POOLED else o.state.value for o in self._owners.values())
         return {
             "driver": self._host.driver.name,
             "accelerator": self._host.driver.accelerator,
@@ -273,7 +287,7 @@ class Node:
         if self._stopping:
             raise NodeStopping("the server is shutting down; try again when it is back")
         owner = self._owners.get(sandbox_id)
-        if owner is not None and owner.phase not in _ENDING:
+        if owner is not None and owner.phase not in _HIDDEN:
             return owner
         tombstone = self._host.database.tombstone(sandbox_id)
         if tombstone is None:
@@ -281,27 +295,54 @@ class Node:
         detail = f": {tombstone.detail}" if tombstone.detail else ""
         raise SandboxNotFound(f"sandbox {sandbox_id} does not exist any more ({tombstone.reason}{detail})")
 
-    def _launch(self, spec: SandboxSpec, manifest: SnapshotManifest) -> Owner:
+    def _launch(self, spec: SandboxSpec, manifest: SnapshotManifest, phase: Phase = Phase.CREATING) -> Owner:
         """Make the record and the owner of a new sandbox; the record names the layers from here on."""
         if self._stopping:
             raise NodeStopping("the server is shutting down; try again when it is back")
         record = self._new_record(spec, manifest.resources, manifest.disk, manifest.memory)
         template = manifest.template_id if manifest.kind is SnapshotKind.FORK else manifest.snapshot_id
-        names = self._host.catalog.names_of(manifest)
-        alias = names[0].removesuffix(":default") if names else None
-        return self._add_owner(replace(record, template_id=template, alias=alias, token_owner=manifest.token_owner))
+        alias = self._alias(manifest)
+        return self._add_owner(
+            replace(record, phase=phase, template_id=template, alias=alias, token_owner=manifest.token_owner)
+        )
+
+    def _launch_clone(self, manifest: SnapshotManifest) -> Owner:
+        """A clone that is nobody's yet; its secret token is its own already, since it derives from its id."""
+        spec = SandboxSpec(template=manifest.snapshot_id, timeout_s=0.0)
+        return self._launch(spec, manifest, Phase.WARMING)
+
+    async def _claimed(self, clone: Owner, spec: SandboxSpec, manifest: SnapshotManifest) -> SandboxView:
+        """Make a warm clone this create's sandbox; a clone that fails to is replaced by a start from the snapshot."""
+        claim = Claim(spec, self._alias(manifest))
+        try:
+            await clone.ask(Event.CLAIM, claim)
+        except AenvError as error:
+            log.warning("warm clone %s could not be used: %s", clone.sandbox_id, error)
+            return await self._started(self._launch(spec, manifest), manifest)
+        except asyncio.CancelledError:
+            self._abandon(clone)
+            raise
+        self._spawned[manifest.snapshot_id] += 1
+        return self._view(clone)
 
     async def _started(self, owner: Owner, manifest: SnapshotManifest) -> SandboxView:
         done = owner.adopt_work(Event.STARTED, (Action.START,), manifest)
         try:
             await done
         except asyncio.CancelledError:
-            # Nobody knows its id, so nobody could ever end it.
-            owner.condemn("create_failed", "its creator went away before it had started")
-            owner.ask(Event.KILL)
+            self._abandon(owner)
             raise
         self._spawned[manifest.snapshot_id] += 1
         return self._view(owner)
+
+    def _abandon(self, owner: Owner) -> None:
+        """Its creator went away before it had started: nobody knows its id, so nobody could ever end it."""
+        owner.condemn("create_failed", "its creator went away before it had started")
+        owner.ask(Event.KILL)
+
+    def _alias(self, manifest: SnapshotManifest) -> str | None:
+        names = self._host.catalog.names_of(manifest)
+        return names[0].removesuffix(":default") if names else None
 
     def _new_record(
         self, spec: SandboxSpec, resources: Resources, disk: DiskStack, memory: MemoryStack
@@ -363,7 +404,8 @@ class Node:
         return RouteTarget(owner.slot.address, port, owner.record.generation, token, spec.mask_request_host)
 
 
-_ENDING: Final = frozenset({Phase.KILLING, Phase.GONE})
+# Phases in which a sandbox does not exist for anybody outside.
+_HIDDEN: Final = POOLED | {Phase.KILLING, Phase.GONE}
 _PAUSE_SAFETY: Final = {
     Phase.HELD_CAPTURING: "held",
     Phase.HELD_CAPTURED: "held",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.errors import AenvError, VmmGone
-from agentenv.lifecycle import Action, Phase
+from agentenv.lifecycle import POOLED, Action, Phase
 from agentenv.model import DiskStack, SnapshotKind
 from agentenv.node.host import Host
 from agentenv.node.record import SandboxRecord, disk_export_name, memory_export_name
@@ -49,6 +49,8 @@ def plan(phase: Phase, *, vmm_alive: bool, same_boot: bool, pause_committed: boo
     lost_detail = "its VMM ended while the server was down" if same_boot else "the host was restarted"
     if phase in {Phase.KILLING, Phase.GONE}:
         return Plan(Phase.KILLING, (Action.TEAR_DOWN,), reason="deleted")
+    if phase in POOLED:
+        return Plan(Phase.KILLING, (Action.TEAR_DOWN,), reason="deleted", detail="a warm clone of a former server")
     if phase is Phase.CREATING:
         return Plan(
             Phase.KILLING, (Action.TEAR_DOWN,), reason="create_failed", detail="the server stopped during its start"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentenv.errors import AenvError, GuestError, StorageFull
+from agentenv.guest.client import warm_up as exercise
 from agentenv.lifecycle import Event
-from agentenv.model import SnapshotManifest
+from agentenv.model import SandboxSpec, SnapshotManifest
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import SavedMachine, displace, greet, place
 from agentenv.snapshots import new_layer_id
@@ -18,6 +19,14 @@ from agentenv.snapshots import new_layer_id
 log = logging.getLogger(__name__)
 
 GENERATION_COUNTER: Final = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Whose a warm clone becomes."""
+
+    spec: SandboxSpec
+    alias: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,49 @@ async def start(owner: Owner, work: Work) -> Event:
     try:
         async with owner.host.admission.start(owner.record.resources):
             await place(owner, saved)
+    except AenvError as error:
+        owner.condemn("create_failed", str(error))
+        work.reject(error)
+        return Event.START_FAILED
+    work.resolve()
+    return Event.STARTED
+
+
+async def warm_up(owner: Owner, work: Work) -> Event:
+    """Restore a clone that is nobody's yet, let it answer and run a shell once, and halt it.
+
+    The first answer and the first command are what a fresh process pays for (TCG translates everything anew).
+    """
+    try:
+        async with owner.host.admission.start(owner.record.resources):
+            await place(owner, saved_machine(owner, work.params))
+            assert owner.slot is not None
+            assert owner.vmm is not None
+            token = owner.host.tokens.envd(owner.sandbox_id)
+            await exercise(owner.slot.address, token)
+            await owner.vmm.stop()
+    except AenvError as error:
+        owner.condemn("create_failed", str(error))
+        work.reject(error)
+        return Event.START_FAILED
+    work.resolve()
+    return Event.WARMED
+
+
+async def personalise(owner: Owner, work: Work) -> Event:
+    """Make a warm clone somebody's: policy, clock, identity, environment. `work.params` is the `Claim`."""
+    claim: Claim = work.params
+    vmm, slot = owner.vmm, owner.slot
+    assert vmm is not None
+    assert slot is not None
+    now = owner.host.clock.wall()
+    try:
+        policy_before = owner.record.spec.network
+        owner.update(spec=claim.spec, alias=claim.alias, started_at=now, end_at=now + claim.spec.timeout_s)
+        if claim.spec.network != policy_before:
+            await owner.host.slots.set_policy(slot, claim.spec.network)
+        await vmm.cont()
+        await greet(owner)
     except AenvError as error:
         owner.condemn("create_failed", str(error))
         work.reject(error)

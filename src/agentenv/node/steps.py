@@ -13,6 +13,8 @@ from agentenv.node.owner import Step
 STEPS: Final[Mapping[Action, Step]] = MappingProxyType(
     {
         Action.START: starting.start,
+        Action.WARM_UP: starting.warm_up,
+        Action.PERSONALISE: starting.personalise,
         Action.RESTORE: starting.restore,
         Action.CONTINUE_HELD: starting.continue_held,
         Action.HOLD: pausing.hold,

@@ -94,7 +94,7 @@ async def compose(config: Config) -> Composition:
         boot_id=boot_id(),
         collect_soon=lambda: None,
     )
-    node = Node(host, NodeSettings(config.sandbox.fork_count_max, report.explain()))
+    node = Node(host, NodeSettings(config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain()))
     return Composition(config, host, node, blockd, proxy)
 
 

@@ -46,7 +46,16 @@ class Finding:
 
 def host_findings(config: Config) -> list[Finding]:
     """Everything that can be seen without starting anything."""
-    checks: tuple[Callable[[Config], Finding], ...] = (_root, _kernel, _fuse, _tun, _programs, _binaries, _disk, _cgroups)
+    checks: tuple[Callable[[Config], Finding], ...] = (
+        _root,
+        _kernel,
+        _fuse,
+        _tun,
+        _programs,
+        _binaries,
+        _disk,
+        _cgroups,
+    )
     return [check(config) for check in checks]
 
 
@@ -113,7 +122,9 @@ def _binaries(config: Config) -> Finding:
     bin_dir = config.server.bin_dir
     missing = [name for name in BINARIES if not os.access(bin_dir / name, os.X_OK)]
     if missing:
-        return Finding("binaries", "missing", f"{bin_dir} lacks {', '.join(missing)}: `make setup`, or set server.bin_dir")
+        return Finding(
+            "binaries", "missing", f"{bin_dir} lacks {', '.join(missing)}: `make setup`, or set server.bin_dir"
+        )
     return Finding("binaries", "ok", str(bin_dir))
 
 
@@ -121,7 +132,9 @@ def _disk(config: Config) -> Finding:
     existing = next(path for path in (config.server.state_dir, *config.server.state_dir.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / (1 << 30)
     verdict = "ok" if free_gib >= DISK_FREE_GIB_MIN else "warning"
-    return Finding("disk", verdict, f"{free_gib:.1f} GiB free below {existing} (at least {DISK_FREE_GIB_MIN} is advised)")
+    return Finding(
+        "disk", verdict, f"{free_gib:.1f} GiB free below {existing} (at least {DISK_FREE_GIB_MIN} is advised)"
+    )
 
 
 def _cgroups(_: Config) -> Finding:

@@ -143,3 +143,11 @@ def test_after_kill_only_the_end_follows(events: list[Event]) -> None:
 def test_the_diagram_names_every_phase() -> None:
     text = mermaid()
     assert all(phase.value in text for phase in Phase if phase is not Phase.KILLING)
+
+
+def test_a_warm_clone_can_be_claimed_once_and_does_nothing_else() -> None:
+    machine = run(Phase.WARMING, Event.WARMED)
+    assert machine.handle(Event.PAUSE).verdict is Verdict.DENY
+    assert machine.handle(Event.CLAIM).actions == (Action.PERSONALISE,)
+    assert machine.handle(Event.CLAIM).denial is Denial.NOT_WARM
+    assert machine.handle(Event.STARTED).phase is Phase.RUNNING
