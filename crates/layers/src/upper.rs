@@ -5,8 +5,8 @@
 //! Order of writes, and why a kill at any point leaves each sector old or new:
 //! - **write**: data first, then the map bits. Cut before the bits, the sectors read as before (a sector that was written
 //!   already may hold the new bytes: the write was not acknowledged, so both are right).
-//! - **discard**: map first, then the hole. Cut between, the data is unreachable and its space is not freed; the other
-//!   way round, a written sector would read zero while nobody had been told so, then come back old after a rewrite.
+//! - **discard**: map first, then the hole. Cut between, the range reads zero and only its space is not free yet. The map
+//!   goes first because a flip of a bit cannot be seen half-done and a hole can, and because a hole cannot be taken back.
 //! - **create**: map, then the data file under a temporary name, then its real name. A map without data file is a cut
 //!   creation and is made anew.
 //! - **seal**: see `seal.rs`.
@@ -116,14 +116,6 @@ impl Upper {
         }
         refuse_lost_data(path)?;
         let uuid = Uuid::random().at(path, "make an identifier")?;
-        let map = Map::create(
-            ops.as_ref(),
-            &map_path(path),
-            MapHeader {
-                virtual_size: size,
-                uuid,
-            },
-        )?;
         let fields = Fields {
             sealed: false,
             sparse: true,
@@ -133,7 +125,12 @@ impl Upper {
             uuid,
             parent,
         };
-        let file = create_data(ops.as_ref(), path, &fields)?;
+        let (map, file) = create_files(ops.as_ref(), path, &fields).inspect_err(|error| {
+            if error.kind() != crate::ErrorKind::Exists {
+                // A full disk should not stay full of our remains; the error to tell is the first one.
+                let _ = remove_with(ops.as_ref(), path);
+            }
+        })?;
         Ok(Upper {
             path: path.to_owned(),
             file,
@@ -325,8 +322,13 @@ fn data_end(size: u64) -> u64 {
     HEADER_BYTES + size.next_multiple_of(DATA_ALIGN)
 }
 
-/// The data file, complete before it has its name.
-fn create_data(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<File> {
+/// Map, then the data file, complete before it has its name.
+fn create_files(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<(Map, File)> {
+    let header = MapHeader {
+        virtual_size: fields.virtual_size,
+        uuid: fields.uuid,
+    };
+    let map = Map::create(ops, &map_path(path), header)?;
     let draft = suffixed(path, ".new");
     let file = OpenOptions::new()
         .read(true)
@@ -347,7 +349,7 @@ fn create_data(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<File> 
     )?;
     ops.publish(&draft, path)
         .at(path, "give the upper its name")?;
-    Ok(file)
+    Ok((map, file))
 }
 
 /// A map without data file is the trace of a cut creation only if nothing was ever written; else the data was lost, and
