@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentenv.api import errors
+from agentenv.api.builds import TemplateBuilder
 from agentenv.api.call import Context, Endpoint, internal_error_response, run
 from agentenv.api.idempotency import Idempotency
 from agentenv.api.keys import ApiKeys
@@ -32,13 +33,17 @@ from agentenv.node.interface import NodeInterface
 
 
 def create_app(
-    node: NodeInterface, keys: ApiKeys, settings: ApiSettings | None = None, clock: Clock | None = None
+    node: NodeInterface,
+    keys: ApiKeys,
+    settings: ApiSettings | None = None,
+    clock: Clock | None = None,
+    builder: TemplateBuilder | None = None,
 ) -> Starlette:
     """The app for one node. It holds no state but the idempotency store, which dies with it."""
     chosen = settings or ApiSettings()
     now = clock or RealClock()
     idempotency = Idempotency(now, chosen.idempotency_entries_max, chosen.idempotency_ttl_s)
-    context = Context(node=node, keys=keys, settings=chosen, idempotency=idempotency, clock=now)
+    context = Context(node=node, keys=keys, settings=chosen, idempotency=idempotency, clock=now, builder=builder)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -35,6 +35,9 @@ from agentenv.errors import AenvError, InvalidRequest
 from agentenv.model import new_build_id
 from agentenv.node.interface import NodeInterface
 
+if TYPE_CHECKING:
+    from agentenv.api.builds import TemplateBuilder
+
 B = TypeVar("B")
 
 
@@ -47,6 +50,7 @@ class Context:
     settings: ApiSettings
     idempotency: Idempotency
     clock: Clock
+    builder: TemplateBuilder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Endpoint(Generic[B]):
     query: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
     authenticated: bool = True
+    # Its own time budget; None: that of every request.
+    budget_s: float | None = None
 
     @property
     def mutates(self) -> bool:
@@ -153,7 +159,9 @@ async def _guarded(endpoint: Endpoint[Any], context: Context, request: Request, 
     )
     if not endpoint.mutates:
         return await endpoint.handler(call)
-    return await _within_budget(endpoint.handler(call), request.receive, context.settings.request_s_max)
+    return await _within_budget(
+        endpoint.handler(call), request.receive, endpoint.budget_s or context.settings.request_s_max
+    )
 
 
 class NoBody(msgspec.Struct, frozen=True):

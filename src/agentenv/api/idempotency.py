@@ -97,10 +97,10 @@ class Idempotency:
         del self._entries[key]
         if task.cancelled() or task.exception() is not None:
             return
+        # Errors are raised, so an answer is a success.
         response = task.result()
-        if response.status_code < 400:
-            expires_at = self._clock.monotonic() + self._ttl_s
-            self._entries[key] = _Answered(digest, response.status_code, bytes(response.body), expires_at)
+        expires_at = self._clock.monotonic() + self._ttl_s
+        self._entries[key] = _Answered(digest, response.status_code, bytes(response.body), expires_at)
 
     def _forget_expired(self) -> None:
         now = self._clock.monotonic()

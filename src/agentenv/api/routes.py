@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentenv.api import own, sandboxes, templates, wire
+from agentenv.api import builds, own, sandboxes, templates, wire
 from agentenv.api.call import Endpoint, NoBody
 
 _PAGE: Final = ("limit", "nextToken")
@@ -159,6 +159,16 @@ ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
     ),
     Endpoint(
         "deleteTemplate", "DELETE", "/templates/{template_id}", templates.delete, NoBody, {204: None}, errors=(404,)
+    ),
+    Endpoint(
+        "buildTemplate",
+        "POST",
+        "/aenv/templates",
+        builds.build,
+        builds.NewTemplate,
+        {201: wire.Template},
+        errors=_START,
+        budget_s=builds.BUILD_S_MAX,
     ),
     Endpoint("health", "GET", "/health", own.health, NoBody, {204: None}, authenticated=False),
     Endpoint("describeNode", "GET", "/aenv/node", own.node, NoBody, {200: dict[str, Any]}),

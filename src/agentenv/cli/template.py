@@ -1,4 +1,4 @@
-"""`aenv template ls` and `rm`; `build` is the server's and is loaded from its own module."""
+"""`aenv template ls`, `build` and `rm`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agentenv.cli.lazy import LazyGroup, Slot
 command = LazyGroup(
     {
         "ls": Slot("agentenv.cli.template_ls", "List templates."),
-        "build": Slot("agentenv.cli.template_build", "Build a template on this host.", server=True),
+        "build": Slot("agentenv.cli.template_build", "Build a template on the node."),
         "rm": Slot("agentenv.cli.template_rm", "Delete templates."),
     },
     name="template",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.client.errors import KeyRejected, ProtocolError, Unauthorized
-from agentenv.client.transport import Transport, peer_of
+from agentenv.client.transport import API_READ_TIMEOUT_S, Transport, peer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Api:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         idempotent: bool = False,
+        read_timeout_s: float = API_READ_TIMEOUT_S,
     ) -> Answer:
         """Send and decode. Raises `ApiError`, `TransportError` classes, `ProtocolError`."""
         try:
@@ -48,6 +49,7 @@ class Api:
                 idempotent=idempotent,
                 params=params,
                 body=body,
+                read_timeout_s=read_timeout_s,
             )
         except Unauthorized as error:
             raise KeyRejected(str(error), code=error.code, error_code=error.error_code) from error

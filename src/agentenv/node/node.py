@@ -200,6 +200,10 @@ class Node:
         self._warm.forget(manifest.snapshot_id)
         self._collector.soon()
 
+    def check_fits(self, resources: Resources) -> None:
+        """Raises `InvalidRequest` for a machine that this node could never run."""
+        self._host.admission.check_fits(resources)
+
     async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest:
         """Boot a disk, wait for its daemon, and commit the running machine as a template called `name`.
 

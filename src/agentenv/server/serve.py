@@ -28,7 +28,7 @@ from agentenv.api.settings import ApiSettings
 from agentenv.config import Config
 from agentenv.errors import AenvError, HostUnsuitable
 from agentenv.server.compose import Composition, cache_dir, compose, make_directories
-from agentenv.templates.builder import ensure_base
+from agentenv.templates.builder import Builder
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
         stop = asyncio.Event()
         _stop_on_signals(stop)
         settings = ApiSettings.from_config(config)
-        public = create_app(node, keys, settings)
+        builder = _builder(composition)
+        public = create_app(node, keys, settings, builder=builder)
         internal = create_internal_app(node)
         run = config.run_dir
         async with _listening(public, run / "api.sock"), _listening(internal, run / "internal.sock"):
@@ -56,7 +57,7 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
             supervisor = asyncio.create_task(_supervise(composition), name="supervise daemons")
             try:
                 if ensure_template:
-                    await _unless_stopped(_ensure_base(composition), stop)
+                    await _unless_stopped(builder.ensure_base(), stop)
                 if not stop.is_set():
                     _say_ready(config, keys.first(), composition, ready)
                 await stop.wait()
@@ -99,16 +100,16 @@ async def _tell_live(composition: Composition) -> None:
     await composition.proxy.control.live(generations, below)
 
 
-async def _ensure_base(composition: Composition) -> None:
+def _builder(composition: Composition) -> Builder:
     host = composition.host
-    await ensure_base(composition.node, host.block, host.repository, host, cache_dir() / "rootfs", _progress)
+    return Builder(composition.node, host.block, host.repository, host, cache_dir() / "rootfs", _progress)
 
 
 def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def _unless_stopped(job: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+async def _unless_stopped(job: Coroutine[Any, Any, Any], stop: asyncio.Event) -> None:
     """Run a long start-up job, but end it at once when the user gives up."""
     task = asyncio.create_task(job)
     waiter = asyncio.create_task(stop.wait())

@@ -1,4 +1,4 @@
-"""Builds the `base` template: root file system -> layer -> cold boot -> ready -> snapshot.
+"""Builds templates: root file system -> layer -> cold boot -> ready -> snapshot.
 
 Owns the order of the steps. Does not own the packages (`rootfs`), nor the boot and the snapshot (`node`). A build that
 fails leaves a layer in the repository that no record names, which the collector removes.
@@ -11,19 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from agentenv.errors import TemplateNotFound
+from agentenv.errors import InvalidRequest, TemplateNotFound
 from agentenv.model import DiskStack, Resources, SnapshotManifest
-from agentenv.snapshots import Repository, new_layer_id
+from agentenv.snapshots import Repository, new_layer_id, parse_reference
 from agentenv.templates.rootfs import build_base_rootfs
 
 BASE_NAME: Final = "base"
 BASE_RESOURCES: Final = Resources(cpu_count=1, memory_mib=512, disk_mib=8192)
+# The superblock's magic number (ext4 documentation, "The Super Block": s_magic at 0x38 of the block at 1024).
+EXT4_MAGIC_OFFSET: Final = 1024 + 0x38
+EXT4_MAGIC: Final = b"\x53\xef"
+SECTOR_BYTES: Final = 512
 
 
 class TemplateNode(Protocol):
     """What a build needs of the node."""
 
     def resolve_template(self, reference: str) -> SnapshotManifest: ...
+
+    def check_fits(self, resources: Resources) -> None: ...
 
     async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest: ...
 
@@ -40,43 +46,74 @@ class Reservations(Protocol):
     reserved_layers: set[str]
 
 
-async def ensure_base(
-    node: TemplateNode,
-    block: Importer,
-    repository: Repository,
-    reservations: Reservations,
-    cache_dir: Path,
-    progress: Callable[[str], None],
-) -> SnapshotManifest:
-    """The `base` template, built if there is none yet. `cache_dir` keeps the root file system for the next node."""
-    try:
-        return node.resolve_template(BASE_NAME)
-    except TemplateNotFound:
-        progress("template base: making its root file system")
-    image = await build_base_rootfs(cache_dir, BASE_RESOURCES.disk_mib, progress)
-    return await build_from_image(node, block, repository, reservations, image, BASE_NAME, BASE_RESOURCES, progress)
+class Builder:
+    """Builds templates on one node, one at a time: a build boots a machine and writes gigabytes."""
+
+    defaults: Final = BASE_RESOURCES
+
+    def __init__(
+        self,
+        node: TemplateNode,
+        block: Importer,
+        repository: Repository,
+        reservations: Reservations,
+        cache_dir: Path,
+        progress: Callable[[str], None],
+    ) -> None:
+        """`cache_dir` keeps the base root file system for the next build and the next node."""
+        self._node = node
+        self._block = block
+        self._repository = repository
+        self._reservations = reservations
+        self._cache_dir = cache_dir
+        self._progress = progress
+        self._one_at_a_time = asyncio.Lock()
+
+    async def ensure_base(self) -> SnapshotManifest:
+        """The `base` template, built if there is none yet."""
+        try:
+            return self._node.resolve_template(BASE_NAME)
+        except TemplateNotFound:
+            return await self.build(BASE_NAME, None, BASE_RESOURCES)
+
+    async def build(self, name: str, image: Path | None, resources: Resources) -> SnapshotManifest:
+        """Make a template of a raw ext4 image, or of the base packages (None).
+
+        Raises `InvalidRequest` (a bad name or image, more memory than the node has) before anything is written, and
+        `ImageError`, `BlockError`, `VmmError`, `GuestUnresponsive`.
+        """
+        parse_reference(name)
+        self._node.check_fits(resources)
+        async with self._one_at_a_time:
+            if image is None:
+                self._progress(f"template {name}: making its root file system")
+                image = await build_base_rootfs(self._cache_dir, resources.disk_mib, self._progress)
+            return await self._from_image(name, image, resources)
+
+    async def _from_image(self, name: str, image: Path, resources: Resources) -> SnapshotManifest:
+        size_bytes = await asyncio.to_thread(_checked_size, image)
+        layer = new_layer_id()
+        self._reservations.reserved_layers.add(layer)
+        try:
+            self._progress(f"template {name}: importing {image.name} as a layer")
+            await self._block.import_raw(image, self._repository.layer_path(layer))
+            self._progress(f"template {name}: first boot")
+            manifest = await self._node.build_template(name, DiskStack(size_bytes, (layer,)), resources)
+            self._progress(f"template {name}: ready ({manifest.snapshot_id})")
+            return manifest
+        finally:
+            self._reservations.reserved_layers.discard(layer)
 
 
-async def build_from_image(
-    node: TemplateNode,
-    block: Importer,
-    repository: Repository,
-    reservations: Reservations,
-    image: Path,
-    name: str,
-    resources: Resources,
-    progress: Callable[[str], None],
-) -> SnapshotManifest:
-    """Make a template of a raw ext4 image. Raises `ImageError`, `BlockError`, `VmmError`, `GuestUnresponsive`."""
-    layer = new_layer_id()
-    reservations.reserved_layers.add(layer)
+def _checked_size(image: Path) -> int:
+    """The image's size in bytes. Raises `InvalidRequest` for what cannot be an ext4 image."""
     try:
-        progress(f"template {name}: importing {image.name} as a layer")
-        await block.import_raw(image, repository.layer_path(layer))
-        size_bytes = (await asyncio.to_thread(image.stat)).st_size
-        progress(f"template {name}: first boot")
-        manifest = await node.build_template(name, DiskStack(size_bytes, (layer,)), resources)
-        progress(f"template {name}: ready ({manifest.snapshot_id})")
-        return manifest
-    finally:
-        reservations.reserved_layers.discard(layer)
+        with image.open("rb") as file:
+            size_bytes = file.seek(0, 2)
+            file.seek(EXT4_MAGIC_OFFSET)
+            magic = file.read(2)
+    except OSError as error:
+        raise InvalidRequest(f"image: {image} cannot be read: {error.strerror}") from error
+    if magic != EXT4_MAGIC or size_bytes % SECTOR_BYTES:
+        raise InvalidRequest(f"image: {image} is not a raw ext4 image of whole sectors")
+    return size_bytes
