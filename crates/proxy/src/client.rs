@@ -148,3 +148,68 @@ impl Drop for Admission {
         self.clients.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    async fn connected() -> (TcpStream, Arc<Clients>, Arc<Client>, Admission) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let outside = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (inside, peer) = listener.accept().await.unwrap();
+        let clients = Clients::new(1);
+        let (client, admission) = clients.admit(&Socket::tcp(inside).unwrap(), peer).unwrap();
+        (outside, clients, client, admission)
+    }
+
+    /// Sends some bytes and has them received.
+    async fn send(outside: &mut TcpStream, client: &Client) {
+        outside.write_all(b"GET /").await.unwrap();
+        let mut bytes = [0; 5];
+        let mut buffer = tokio::io::ReadBuf::new(&mut bytes);
+        std::future::poll_fn(|cx| client.socket.poll_receive(cx, &mut buffer)).await.unwrap();
+    }
+
+    fn is_open(client: &Client) -> bool {
+        client.socket.is_quiet()
+    }
+
+    #[tokio::test]
+    async fn a_silent_connection_is_closed_after_its_time() {
+        let (mut outside, clients, client, _admission) = connected().await;
+        let start = Instant::now();
+        clients.sweep(start + CLIENT_IDLE_TIMEOUT - Duration::from_secs(1));
+        assert!(is_open(&client));
+        clients.sweep(start + CLIENT_IDLE_TIMEOUT + Duration::from_secs(1));
+        assert_eq!(outside.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_slow_head_is_cut_off() {
+        let (mut outside, clients, client, _admission) = connected().await;
+        send(&mut outside, &client).await;
+        let start = Instant::now();
+        clients.sweep(start);
+        // More bytes of the same head buy no time.
+        send(&mut outside, &client).await;
+        clients.sweep(start + HEAD_TIMEOUT);
+        assert!(is_open(&client));
+        clients.sweep(start + HEAD_TIMEOUT + Duration::from_secs(1));
+        assert_eq!(outside.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_request_being_served_has_all_the_time_it_needs() {
+        let (mut outside, clients, client, _admission) = connected().await;
+        send(&mut outside, &client).await;
+        let serving = client.begin();
+        clients.sweep(Instant::now() + 2 * CLIENT_IDLE_TIMEOUT);
+        assert!(is_open(&client));
+        drop(serving);
+        clients.sweep(Instant::now() + HEAD_TIMEOUT + Duration::from_secs(1));
+        assert!(is_open(&client), "what was received belongs to the request before");
+    }
+}

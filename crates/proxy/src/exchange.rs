@@ -69,7 +69,7 @@ pub enum ExchangeError {
 /// Sends the request and waits, without limit, for the head of the answer. Dropping the future ends the exchange.
 pub async fn exchange(pool: &Arc<Pool>, outgoing: &Outgoing) -> Result<(Response<Incoming>, Lease), ExchangeError> {
     let idle_max = if outgoing.is_idempotent { Duration::MAX } else { UNREPEATABLE_IDLE_MAX };
-    if let Some(connection) = pool.reuse(idle_max) {
+    if let Some(connection) = pool.reuse(idle_max).await {
         match attempt(connection, outgoing).await {
             Ok((response, sender, socket)) => return Ok((response, Lease { pool: Arc::clone(pool), sender, socket })),
             Err(failure) if failure.may_repeat => {}
@@ -91,7 +91,7 @@ struct Failure {
 type Answered = (Response<Incoming>, SendRequest<RequestBody>, Arc<Socket>);
 
 async fn attempt(connection: Connection, outgoing: &Outgoing) -> Result<Answered, Failure> {
-    let Connection { mut sender, socket, .. } = connection;
+    let Connection { mut sender, socket } = connection;
     let received_bytes = socket.received_bytes();
     let acknowledged_bytes = socket.acknowledged_bytes();
     match sender.try_send_request(outgoing.request()).await {

@@ -81,10 +81,23 @@ pub fn mask_host(headers: &mut HeaderMap, mask: &str, port: u16) {
     }
 }
 
+/// Makes Host say what the target says: an absolute target overrides it, and a 1.1 request must have one.
+pub fn complete_host(headers: &mut HeaderMap, authority: Option<&str>) {
+    match authority.map(HeaderValue::from_str) {
+        Some(Ok(host)) => {
+            headers.insert(HOST, host);
+        }
+        _ if !headers.contains_key(HOST) => {
+            headers.insert(HOST, HeaderValue::from_static("localhost"));
+        }
+        _ => {}
+    }
+}
+
 /// Appends the client's address to the chain.
 pub fn add_forwarded_for(headers: &mut HeaderMap, client: IpAddr) {
     let earlier = headers.get_all(&FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
-    let chain: Vec<String> = earlier.map(str::to_owned).chain([client.to_string()]).collect();
+    let chain: Vec<String> = earlier.map(str::to_owned).chain([client.to_canonical().to_string()]).collect();
     if let Ok(value) = HeaderValue::from_str(&chain.join(", ")) {
         headers.insert(&FORWARDED_FOR, value);
     }
@@ -181,6 +194,17 @@ mod tests {
         assert_eq!(map, headers(&[("host", "localhost:8080")]));
         mask_host(&mut map, "bad\nmask", 8080);
         assert_eq!(map, headers(&[("host", "localhost:8080")]));
+    }
+
+    #[test]
+    fn the_host_is_completed() {
+        let mut map = headers(&[]);
+        complete_host(&mut map, None);
+        assert_eq!(map, headers(&[("host", "localhost")]));
+        complete_host(&mut map, Some("h:1"));
+        assert_eq!(map, headers(&[("host", "h:1")]));
+        complete_host(&mut map, None);
+        assert_eq!(map, headers(&[("host", "h:1")]));
     }
 
     #[test]

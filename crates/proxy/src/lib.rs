@@ -23,6 +23,7 @@ pub mod head;
 pub mod internal;
 pub mod limits;
 pub mod listen;
+pub mod outage;
 pub mod pass;
 pub mod pool;
 pub mod resolver;

@@ -47,6 +47,8 @@ pub const GUEST_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 pub const SERVER_IDLE_MAX: usize = 64;
 /// Age of an idle connection to the server; uvicorn closes its own after 5 s.
 pub const SERVER_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// For a connection that was just given back to become usable; normally microseconds.
+pub const RETURN_TIMEOUT: Duration = Duration::from_millis(5);
 /// A request that must not run twice takes an idle connection only this young: servers close idle connections after
 /// seconds (2 s and more), and a fresh connection costs less than a request of unknown fate.
 pub const UNREPEATABLE_IDLE_MAX: Duration = Duration::from_millis(1000);

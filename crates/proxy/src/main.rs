@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use aenv_proxy::api::Api;
 use aenv_proxy::args::{Args, USAGE};
 use aenv_proxy::client::Clients;
 use aenv_proxy::control::{self, BindError, Control};
 use aenv_proxy::directory::Directory;
 use aenv_proxy::listen;
-use aenv_proxy::pool::{Peer, Pool};
 use aenv_proxy::resolver::Resolver;
 use aenv_proxy::sandbox::chain;
 use aenv_proxy::serve::Front;
@@ -73,7 +73,7 @@ async fn run(args: Args) -> Result<(), StartError> {
     let front = Arc::new(Front {
         domain: args.domain,
         directory: Arc::clone(&directory),
-        api: Pool::new(Peer::Server(args.api)),
+        api: Api::new(args.api),
     });
     eprintln!("proxy: listening on {listen}, at most {connections_max} connections");
     let control = Control { listen, directory, clients: Arc::clone(&clients), shutdown: Arc::clone(&shutdown) };

@@ -50,6 +50,7 @@ impl Inbound {
             parts = carrier.into_parts().0;
         }
         head::prepare_request(&mut parts.headers);
+        head::complete_host(&mut parts.headers, parts.uri.authority().map(|authority| authority.as_str()));
         parts.version = Version::HTTP_11;
         if let Some(target) = parts.uri.path_and_query().cloned() {
             parts.uri = Uri::from(target);

@@ -14,7 +14,7 @@ use crate::body::RequestBody;
 use crate::generation::{Generation, Over, Owned};
 use crate::limits::{
     BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX, HEAD_LINES_MAX,
-    SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
+    RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
 };
 use crate::socket::{Socket, Stream};
 
@@ -64,8 +64,6 @@ impl From<io::Error> for ConnectError {
 pub struct Connection {
     pub sender: SendRequest<RequestBody>,
     pub socket: Arc<Socket>,
-    /// How long it was idle; None when it is new.
-    pub idle: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -98,22 +96,22 @@ impl Pool {
     }
 
     /// The most recently used idle connection that is younger than `idle_max` and not closed by the peer.
-    pub fn reuse(&self, idle_max: Duration) -> Option<Connection> {
-        let idle_max = idle_max.min(self.limits().1);
+    pub async fn reuse(&self, idle_max: Duration) -> Option<Connection> {
         loop {
-            let idle = self.lock().pop()?;
-            let age = idle.since.elapsed();
-            if age > idle_max {
-                // The rest is older still, but good enough for other requests.
-                if age <= self.limits().1 {
-                    self.lock().push(idle);
-                }
-                return None;
-            }
-            if idle.sender.is_ready() && idle.socket.is_quiet() {
-                return Some(Connection { sender: idle.sender, socket: idle.socket, idle: Some(age) });
+            let Idle { mut sender, socket, .. } = self.take_younger(idle_max)?;
+            // Its own task may still have to notice that the last answer has ended.
+            let ready = tokio::time::timeout(RETURN_TIMEOUT, sender.ready());
+            if matches!(ready.await, Ok(Ok(()))) && socket.is_quiet() {
+                return Some(Connection { sender, socket });
             }
         }
+    }
+
+    fn take_younger(&self, idle_max: Duration) -> Option<Idle> {
+        let idle_max = idle_max.min(self.limits().1);
+        let mut idle = self.lock();
+        // The last is the youngest.
+        if idle.last()?.since.elapsed() > idle_max { None } else { idle.pop() }
     }
 
     /// A new connection.
@@ -127,7 +125,7 @@ impl Pool {
         let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(ConnectError::Handshake)?;
         // Its errors reach whoever waits for an answer; between requests they mean that the peer closed.
         tokio::spawn(async move { drop(driver.with_upgrades().await) });
-        Ok(Connection { sender, socket, idle: None })
+        Ok(Connection { sender, socket })
     }
 
     async fn open(&self) -> Result<PeerStream, ConnectError> {
@@ -146,20 +144,13 @@ impl Pool {
     }
 
     /// Takes a connection back whose request and answer have both ended.
-    pub fn give_back(self: &Arc<Self>, mut sender: SendRequest<RequestBody>, socket: Arc<Socket>) {
-        let pool = Arc::clone(self);
-        // The connection's own task must run once more before the connection is ready.
-        tokio::spawn(async move {
-            if sender.ready().await.is_err() {
-                return;
-            }
-            let (count_max, _) = pool.limits();
-            let mut idle = pool.lock();
-            if idle.len() >= count_max {
-                idle.remove(0);
-            }
-            idle.push(Idle { sender, socket, since: Instant::now() });
-        });
+    pub fn give_back(&self, sender: SendRequest<RequestBody>, socket: Arc<Socket>) {
+        let (count_max, _) = self.limits();
+        let mut idle = self.lock();
+        if idle.len() >= count_max {
+            idle.remove(0);
+        }
+        idle.push(Idle { sender, socket, since: Instant::now() });
     }
 
     /// Drops idle connections that are too old or closed.

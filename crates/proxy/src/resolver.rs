@@ -11,8 +11,10 @@ use hyper::{Method, Request, StatusCode};
 
 use crate::exchange::{ExchangeError, Outgoing, Source, exchange};
 use crate::limits::{RESOLVE_ANSWER_BYTES_MAX, RESOLVE_TIMEOUT};
+use crate::outage::Outage;
 use crate::pool::{ConnectError, Peer, Pool};
 use crate::route::Place;
+use crate::sandbox::chain;
 
 /// Why the server gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -34,16 +36,24 @@ pub enum ResolveError {
 #[derive(Debug)]
 pub struct Resolver {
     pool: Arc<Pool>,
+    outage: Outage,
 }
 
 impl Resolver {
     pub fn new(socket: PathBuf) -> Self {
-        Self { pool: Pool::new(Peer::Server(socket)) }
+        Self { pool: Pool::new(Peer::Server(socket)), outage: Outage::of("the resolver") }
     }
 
     /// One question, one answer, within the deadline.
     pub async fn ask(&self, place: &Place) -> Result<ResolveAnswer, ResolveError> {
-        tokio::time::timeout(RESOLVE_TIMEOUT, self.ask_patiently(place)).await.unwrap_or(Err(ResolveError::TimedOut))
+        let answer = tokio::time::timeout(RESOLVE_TIMEOUT, self.ask_patiently(place)).await;
+        let answer = answer.unwrap_or(Err(ResolveError::TimedOut));
+        match &answer {
+            Ok(_) => self.outage.end(),
+            Err(ResolveError::Unreachable(error)) => self.outage.begin(error),
+            Err(error) => eprintln!("proxy: resolve failed: {}", chain(error)),
+        }
+        answer
     }
 
     async fn ask_patiently(&self, place: &Place) -> Result<ResolveAnswer, ResolveError> {

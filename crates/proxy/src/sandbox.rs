@@ -9,7 +9,6 @@ use crate::answer::{self, Form, Reply};
 use crate::client::Client;
 use crate::directory::{Directory, NoRoute, Route};
 use crate::exchange::ExchangeError;
-use crate::generation::Over;
 use crate::head::{self, TokenCheck};
 use crate::internal;
 use crate::limits::{ENVD_PORT, RESOLVE_ATTEMPTS_MAX};
@@ -62,33 +61,48 @@ async fn deliver(
         }
         // Registered before the first byte goes out; from here on a withdrawal resets this client.
         let Ok(carried) = route.generation.carry(&client.socket) else { continue };
+        // Kept, because a second route checks the token and masks the host for itself.
         let original = inbound.head.headers.clone();
-        head::remove_secrets(&mut inbound.head.headers);
-        if let Some(mask) = &route.target.host_mask {
-            head::mask_host(&mut inbound.head.headers, mask, place.port);
-        }
+        prepare(&mut inbound, place, &route);
         let error = match pass(&route.pool, client, &mut inbound, Some(Arc::new(carried))).await {
             Ok(reply) => return reply,
             Err(error) => error,
         };
-        match error {
-            ExchangeError::Connect(ConnectError::Refused) => return answer::port_closed(form, place),
-            ExchangeError::Connect(ConnectError::NoSocket(error)) => {
-                eprintln!("proxy: no socket for a guest connection: {error}");
-                return answer::unavailable(form, "the proxy is out of sockets");
-            }
-            ExchangeError::Connect(ConnectError::Over(Over)) => {}
-            ExchangeError::Connect(_) if was_unreachable => return answer::port_closed(form, place),
-            ExchangeError::Connect(_) => {
-                was_unreachable = true;
-                directory.forget(place, &route);
-            }
-            ExchangeError::Broken(_) => return answer::broke_off(form, place),
+        if was_unreachable || !is_unreachable(&error) {
+            return failed(form, place, error);
         }
-        // The next route checks the token and masks the host for itself.
+        was_unreachable = true;
+        directory.forget(place, &route);
         inbound.head.headers = original;
     }
     no_route(form, &NoRoute::Superseded)
+}
+
+/// Makes the head what the guest may see.
+fn prepare(inbound: &mut Inbound, place: &Place, route: &Route) {
+    head::remove_secrets(&mut inbound.head.headers);
+    if let Some(mask) = &route.target.host_mask {
+        head::mask_host(&mut inbound.head.headers, mask, place.port);
+    }
+}
+
+/// Whether the answer may have been about a sandbox that is gone.
+fn is_unreachable(error: &ExchangeError) -> bool {
+    use ConnectError::{Handshake, TimedOut, Unreachable};
+    matches!(error, ExchangeError::Connect(Unreachable(_) | TimedOut | Handshake(_)))
+}
+
+fn failed(form: Form, place: &Place, error: ExchangeError) -> Reply {
+    match error {
+        ExchangeError::Connect(ConnectError::NoSocket(error)) => {
+            eprintln!("proxy: no socket for a guest connection: {error}");
+            answer::unavailable(form, "the proxy is out of sockets")
+        }
+        // This client was reset; whatever is answered, it gets nothing, and least of all another resolve.
+        ExchangeError::Connect(ConnectError::Over(_)) => no_route(form, &NoRoute::Superseded),
+        ExchangeError::Connect(_) => answer::port_closed(form, place),
+        ExchangeError::Broken(_) => answer::broke_off(form, place),
+    }
 }
 
 fn check_token(form: Form, place: &Place, route: &Arc<Route>, inbound: &Inbound) -> Option<Reply> {
@@ -103,11 +117,7 @@ fn check_token(form: Form, place: &Place, route: &Arc<Route>, inbound: &Inbound)
 fn no_route(form: Form, error: &NoRoute) -> Reply {
     match error {
         NoRoute::Refused(refusal) => answer::refusal(form, refusal),
-        NoRoute::Failed(error) => {
-            eprintln!("proxy: resolve failed: {}", chain(error.as_ref()));
-            answer::unavailable(form, &error.to_string())
-        }
-        NoRoute::Superseded | NoRoute::TooMany => answer::unavailable(form, &error.to_string()),
+        NoRoute::Failed(_) | NoRoute::Superseded | NoRoute::TooMany => answer::unavailable(form, &error.to_string()),
     }
 }
 

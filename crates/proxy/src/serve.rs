@@ -11,12 +11,11 @@ use hyper::{Request, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 
 use crate::answer::{self, Form, Reply};
-use crate::api;
+use crate::api::{self, Api};
 use crate::client::{Admission, Client};
 use crate::directory::Directory;
 use crate::limits::{BUFFER_BYTES_MAX, HEAD_BYTES_MAX, HEAD_LINES_MAX};
 use crate::pass::Inbound;
-use crate::pool::Pool;
 use crate::route::{self, Destination};
 use crate::sandbox;
 use crate::socket::Stream;
@@ -26,7 +25,7 @@ use crate::socket::Stream;
 pub struct Front {
     pub domain: Option<String>,
     pub directory: Arc<Directory>,
-    pub api: Arc<Pool>,
+    pub api: Api,
 }
 
 /// Serves a connection to its end. Works under any stream: TLS would wrap it here.

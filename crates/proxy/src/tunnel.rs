@@ -34,8 +34,8 @@ struct Direction {
 /// Runs a tunnel; `from_client` and `from_guest` were read ahead during the HTTP exchange. When one end breaks, the other
 /// is reset.
 pub async fn run(client: &Arc<Socket>, from_client: Bytes, guest: &Arc<Socket>, from_guest: Bytes) {
-    let mut up = Direction { from: client.clone(), to: guest.clone(), pending: from_client, has_ended: false };
-    let mut down = Direction { from: guest.clone(), to: client.clone(), pending: from_guest, has_ended: false };
+    let mut up = Direction::new(client, guest, from_client);
+    let mut down = Direction::new(guest, client, from_guest);
     let both = std::future::poll_fn(|cx| {
         let up = up.poll(cx)?;
         let down = down.poll(cx)?;
@@ -48,6 +48,12 @@ pub async fn run(client: &Arc<Socket>, from_client: Bytes, guest: &Arc<Socket>, 
 }
 
 impl Direction {
+    fn new(from: &Arc<Socket>, to: &Arc<Socket>, read_ahead: Bytes) -> Self {
+        // Even an empty slice of hyper's read buffer would keep all of it.
+        let pending = if read_ahead.is_empty() { Bytes::new() } else { read_ahead };
+        Self { from: Arc::clone(from), to: Arc::clone(to), pending, has_ended: false }
+    }
+
     /// Ready when this direction has ended and the receiver was told so.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         for _ in 0..CHUNKS_PER_TURN {
