@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -101,14 +103,31 @@ def test_the_program_runs_in_the_named_namespace(record_path: Path) -> None:
 
 
 def test_a_launch_costs_less_than_three_milliseconds_more_than_the_exec(record_path: Path) -> None:
-    """The fastest of interleaved runs, since tests share the machine; the promise is aenv-launch's share alone."""
+    """In processor time of all three processes, the median of 20: the clock on the wall measures the other tests too.
 
-    def seconds(command: list[str]) -> float:
-        start = time.perf_counter()
+    The program is a `cat` that prints its own time so far, which includes what happened between fork and exec.
+    """
+
+    def cpu_s(command: list[str]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    command = _command(record_path, "/bin/true")
-    pairs = [(seconds(command), seconds(["/bin/true"])) for _ in range(40)]
-    extra_s = min(launched for launched, _ in pairs) - min(bare for _, bare in pairs)
-    assert extra_s < 0.003
+    program = ["/bin/cat", "/proc/self/schedstat"]
+    log, extra = record_path.with_name("log"), []
+    for number in range(1, 21):
+        launcher_s = cpu_s(_command(record_path, *program))
+        lines = _wait_for_lines(log, number)
+        extra.append(launcher_s + int(lines[-1].split()[0]) / 1e9 - cpu_s(program))
+    print(f"{statistics.median(extra) * 1e3:.2f} ms")
+    assert statistics.median(extra) < 0.003
+
+
+def _wait_for_lines(log: Path, count: int) -> list[str]:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        lines = log.read_text().splitlines(keepends=True)
+        if len(lines) >= count and lines[-1].endswith("\n"):
+            return lines
+    raise AssertionError(f"fewer than {count} lines in {log} after {DEADLINE_S} s")
