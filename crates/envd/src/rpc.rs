@@ -106,7 +106,7 @@ async fn unary_result(
         "/process.Process/List" => Ok(process::rpc::list(daemon)),
         "/process.Process/Update" => process::rpc::update(daemon, call, message).map(empty),
         "/process.Process/SendInput" => process::rpc::send_input(daemon, call, message).await.map(empty),
-        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message).map(empty),
+        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message).await.map(empty),
         "/process.Process/CloseStdin" => process::rpc::close_stdin(daemon, call, message).await.map(empty),
         _ => match path.strip_prefix("/filesystem.Filesystem/") {
             Some(method) => files::rpc::unary(daemon, call, method, message).await,

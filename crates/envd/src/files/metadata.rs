@@ -20,6 +20,7 @@ const KEY_BYTES_MAX: usize = 255 - XATTR_PREFIX.len();
 const TOTAL_BYTES_MAX: usize = 4096;
 /// Longest list of attribute names the kernel gives out.
 const NAMES_BYTES_MAX: usize = 64 << 10;
+const NAMES_BYTES_USUAL: usize = 1 << 10;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MetadataError {
@@ -80,16 +81,8 @@ pub fn replace(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
 /// The metadata of a path (of a link's target); empty where it cannot be read.
 pub fn read(path: &Path) -> Metadata {
     let Ok(c_path) = CString::new(path.as_os_str().as_bytes()) else { return Metadata::new() };
-    // Most files have none, so ask for the length first.
-    let mut none: [u8; 0] = [];
-    let length = rustix::fs::listxattr(c_path.as_c_str(), &mut none).unwrap_or(0);
-    if length == 0 {
-        return Metadata::new();
-    }
-    let mut names = vec![0u8; length];
-    let length = rustix::fs::listxattr(c_path.as_c_str(), &mut names).unwrap_or(0);
     let mut metadata = Metadata::new();
-    for name in names_of(names.get(..length).unwrap_or_default()) {
+    for name in names_of(&name_list(&c_path)) {
         let mut value = vec![0u8; TOTAL_BYTES_MAX];
         let attribute = format!("{XATTR_PREFIX}{name}");
         if let Ok(length) = rustix::fs::getxattr(c_path.as_c_str(), attribute, &mut value) {
@@ -98,6 +91,21 @@ pub fn read(path: &Path) -> Metadata {
         }
     }
     metadata
+}
+
+/// The NUL-separated attribute names of a path. Most files have none, so a small buffer is tried first.
+fn name_list(path: &std::ffi::CStr) -> Vec<u8> {
+    let mut small = [0u8; NAMES_BYTES_USUAL];
+    match rustix::fs::listxattr(path, &mut small) {
+        Ok(length) => small.get(..length).unwrap_or_default().to_vec(),
+        Err(Errno::RANGE) => {
+            let mut names = vec![0u8; NAMES_BYTES_MAX];
+            let length = rustix::fs::listxattr(path, names.as_mut_slice()).unwrap_or(0);
+            names.truncate(length);
+            names
+        }
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Our names in a NUL-separated list, without the prefix.

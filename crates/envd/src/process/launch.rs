@@ -99,6 +99,7 @@ fn adopt(daemon: &Rc<Daemon>, order: Order, launched: Launched) -> Result<Shared
         room: Notify::new(),
         exit: Cell::new(None),
         exited: Notify::new(),
+        gone: Notify::new(),
         end: RefCell::new(None),
         killed_by_us: Cell::new(false),
         exec_error: launched.exec_error,
@@ -161,9 +162,13 @@ fn start(
 
 /// Exit code and text for a program that did not start, as a shell would put it.
 fn explain(config: &Config, user: &User, cwd: &Path, step: Step, error: &io::Error) -> (i32, String) {
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
     let cmd = &config.cmd;
+    let error_text = error.to_string();
+    // The number that std appends means nothing to the reader of a shell-like message.
+    let error = error_text.split(" (os error").next().unwrap_or_default();
     match step {
-        Step::Exec if error.kind() == io::ErrorKind::NotFound => {
+        Step::Exec if is_missing => {
             (EXIT_NOT_FOUND, format!("{cmd}: command not found"))
         }
         Step::Exec => (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot execute: {error}")),

@@ -97,6 +97,8 @@ pub struct Process {
     /// Raw wait status, set by the reaper.
     exit: Cell<Option<i32>>,
     exited: Notify,
+    /// Wakes the callers that wait for the exit; `exited` is the pump's alone.
+    gone: Notify,
     end: RefCell<Option<End>>,
     /// A SIGKILL of ours, so a kill by the kernel's OOM killer can be told apart.
     killed_by_us: Cell<bool>,
@@ -113,6 +115,15 @@ impl Process {
     pub fn set_exit(&self, wait_status: i32) {
         self.exit.set(Some(wait_status));
         self.exited.notify_one();
+        self.gone.notify_waiters();
+    }
+
+    /// Waits until the process has exited and been reaped, so that its pid is free.
+    pub async fn wait_gone(&self) {
+        let gone = self.gone.notified();
+        if self.is_running() {
+            gone.await;
+        }
     }
 
     /// Sends a signal to the process group. `false` when the process has already ended.

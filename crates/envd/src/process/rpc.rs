@@ -1,6 +1,7 @@
 //! The service `process.Process`: JSON in, calls on the registry, JSON out.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde::Deserialize;
@@ -15,6 +16,9 @@ use crate::connect::{Code, RpcError};
 use crate::daemon::Daemon;
 use crate::json::{Base64, null_default};
 use crate::rpc::Call;
+
+/// How long a kill waits for the exit.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -170,13 +174,20 @@ pub async fn close_stdin(daemon: &Daemon, call: &Call, body: &[u8]) -> Result<()
     Ok(process.input.close_stdin().await?)
 }
 
-/// `SendSignal`: to the whole process group.
-pub fn send_signal(daemon: &Daemon, call: &Call, body: &[u8]) -> Result<(), RpcError> {
+/// `SendSignal`: to the whole process group. After SIGKILL the answer waits until the process is gone, so that
+/// a client never finds a killed process alive; one that the kernel cannot end yet is not waited for long.
+pub async fn send_signal(daemon: &Daemon, call: &Call, body: &[u8]) -> Result<(), RpcError> {
     let request: ProcessRequest = call.parse(body)?;
     let signal = signal_of(&request.signal)?;
     let selector = selector(request.process)?;
     let process = daemon.processes.find_running(&selector).ok_or_else(|| not_found(&selector))?;
-    if process.signal(signal) { Ok(()) } else { Err(not_found(&selector)) }
+    if !process.signal(signal) {
+        return Err(not_found(&selector));
+    }
+    if signal == Signal::KILL {
+        let _ = tokio::time::timeout(KILL_WAIT_MAX, process.wait_gone()).await;
+    }
+    Ok(())
 }
 
 /// State of one `StreamInput` call between its messages.
