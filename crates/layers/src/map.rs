@@ -23,6 +23,7 @@ use crate::error::{At, Damage, Error, Result};
 use crate::extent::Sectors;
 use crate::file_ops::{FileOps, read_exact, write_all};
 use crate::map_header::{MAP_HEADER_BYTES, MapHeader};
+use crate::upper::is_upper_size;
 use crate::writer::create_new;
 
 /// Where a sector's content comes from.
@@ -84,7 +85,7 @@ impl Map {
         read_exact(&file, path, &mut bytes, 0)?;
         let header = MapHeader::decode(&bytes).map_err(|damage| Error::corrupt(path, damage))?;
         // The size is not trusted before it is compared: the arithmetic below must not overflow either.
-        if header.virtual_size > crate::upper::MAX_UPPER_BYTES || length != header.file_bytes() {
+        if !is_upper_size(header.virtual_size) || length != header.file_bytes() {
             return Err(Error::corrupt(path, Damage::Map));
         }
         Self::mapped(&file, path, header)

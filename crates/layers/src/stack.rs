@@ -18,7 +18,7 @@ use crate::lowers::{Lowers, check_depth};
 use crate::map::SectorState;
 use crate::registry::Registry;
 use crate::seal::{self, SealReport};
-use crate::upper::{FileState, MAX_UPPER_BYTES, Upper, probe, remove_upper};
+use crate::upper::{FileState, MAX_UPPER_BYTES, Upper, is_upper_size, probe, remove_upper};
 use crate::uuid::Uuid;
 
 /// Most sealed layers of one stack, the limit of the format's upstream tools.
@@ -58,7 +58,7 @@ impl Stack {
         upper: Option<&Path>,
         size: u64,
     ) -> Result<Stack> {
-        if size == 0 || size > MAX_UPPER_BYTES || size % SECTOR_BYTES != 0 {
+        if !is_upper_size(size) {
             return Err(Error::BadSize {
                 size,
                 limit: MAX_UPPER_BYTES,

@@ -74,6 +74,11 @@ pub fn map_path(path: &Path) -> PathBuf {
     suffixed(path, ".map")
 }
 
+/// Whether an upper, and thus a stack, may have this many bytes.
+pub(crate) fn is_upper_size(size: u64) -> bool {
+    size > 0 && size <= MAX_UPPER_BYTES && size % SECTOR_BYTES == 0
+}
+
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -102,7 +107,7 @@ impl Upper {
         size: u64,
         parent: Uuid,
     ) -> Result<Upper> {
-        if size == 0 || size > MAX_UPPER_BYTES || size % SECTOR_BYTES != 0 {
+        if !is_upper_size(size) {
             return Err(Error::BadSize {
                 size,
                 limit: MAX_UPPER_BYTES,

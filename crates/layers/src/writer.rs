@@ -88,21 +88,21 @@ impl LayerWriter {
         self.fields.uuid
     }
 
-    /// Reserves disk space for `data_bytes` of data and their index, so that later appends cannot run out of it.
-    pub fn reserve(&mut self, data_bytes: u64) -> Result<()> {
-        // One entry per 4 KiB is the worst a page-wise capture makes; header, trailer and padding come on top.
-        let entries = data_bytes / 4096 + 1;
-        let total = entries
-            .checked_mul(SEGMENT_BYTES as u64)
-            .and_then(|index| {
-                index
-                    .checked_add(3 * HEADER_BYTES + INDEX_ALIGN)?
-                    .checked_add(data_bytes)
-            })
-            .ok_or(Error::BadSize {
-                size: data_bytes,
-                limit: SECTOR_LIMIT * SECTOR_BYTES,
-            })?;
+    /// Reserves disk space for `data_bytes` of data and `runs` runs, so that later appends cannot run out of it. What is
+    /// not used is given back at the end.
+    ///
+    /// Errors: `Io` (kind `NoSpace` where the disk is too small), `BadSize`.
+    pub fn reserve(&mut self, data_bytes: u64, runs: u64) -> Result<()> {
+        // Both ends, and the padding of the index.
+        let frame = 2 * HEADER_BYTES + INDEX_ALIGN;
+        let index = runs.checked_mul(SEGMENT_BYTES as u64);
+        let total = index.and_then(|index| index.checked_add(frame)?.checked_add(data_bytes));
+        let limit = SECTOR_LIMIT * SECTOR_BYTES;
+        let total = total.filter(|&total| total <= limit);
+        let total = total.ok_or(Error::BadSize {
+            size: data_bytes,
+            limit,
+        })?;
         let reserve = || rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, total);
         rustix::io::retry_on_intr(reserve).at(&self.path, "reserve space")
     }

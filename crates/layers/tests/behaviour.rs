@@ -293,7 +293,7 @@ fn a_writer_that_is_dropped_leaves_no_file() {
         LayerWriter::create(&path, MIB, Uuid::NIL),
         Err(Error::Exists { .. })
     ));
-    writer.reserve(MIB).unwrap();
+    writer.reserve(MIB, 1).unwrap();
     writer.append(0, &[1; 512]).unwrap();
     assert_eq!(Layer::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
     drop(writer);
@@ -305,7 +305,15 @@ fn finishing_gives_unused_reserved_space_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("layer");
     let mut writer = LayerWriter::create(&path, 64 * MIB, Uuid::NIL).unwrap();
-    writer.reserve(32 * MIB).unwrap();
+    writer.reserve(32 * MIB, 8192).unwrap();
+    assert_eq!(
+        writer.reserve(u64::MAX, 1).unwrap_err().kind(),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        writer.reserve(1 << 50, 1).unwrap_err().kind(),
+        ErrorKind::NoSpace
+    );
     writer.append(0, &[1; 4096]).unwrap();
     writer.finish().unwrap();
     assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < MIB);
