@@ -8,6 +8,8 @@ nothing on the host: the package tools run in namespaces of their own that die w
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -56,11 +58,15 @@ _RECIPE = 1
 BOOTSTRAP_DEADLINE_S = 1800.0
 # The unpacked tree, the package files and the image's content, all at once.
 _SPACE_NEEDED_BYTES = 2 << 30
+_SCRATCH_PREFIX = ".rootfs-"
 
 # Debian's own starts a process in every login shell; under emulation that is felt in each command. A PATH that is set
-# already (the sandbox's environment) is kept.
+# already (the sandbox's environment) is kept; the one that bash makes up when there is none ends in ".".
 _PROFILE = """\
-export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
+case "${PATH-}" in
+  "" | *:.) PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ;;
+esac
+export PATH
 export LANG="${LANG:-C.UTF-8}"
 if [ "${PS1-}" ] && [ "${BASH-}" ] && [ "$BASH" != /bin/sh ] && [ -r /etc/bash.bashrc ]; then
   . /etc/bash.bashrc
@@ -124,22 +130,47 @@ async def build_scratch_rootfs(
 
 @asynccontextmanager
 async def _scratch(work_dir: Path, needed_bytes: int) -> AsyncIterator[Path]:
-    """A folder in `work_dir` that is gone afterwards, also after a cancel."""
-
-    def make() -> Path:
-        work_dir.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(work_dir).free
-        if free < needed_bytes:
-            needed_mib = needed_bytes >> 20
-            raise StorageFull(f"{work_dir} has {free >> 20} MiB free; making the base template needs {needed_mib} MiB")
-        return Path(tempfile.mkdtemp(dir=work_dir, prefix=".rootfs-"))
-
-    scratch = await asyncio.to_thread(make)
+    """A folder in `work_dir` that is gone afterwards, also after a cancel; after a kill -9, with the next build."""
+    scratch, lock = await asyncio.to_thread(_make_scratch, work_dir, needed_bytes)
     try:
         yield scratch
     finally:
         # A cancel must not leave half a gigabyte: the removal goes on in its thread whatever happens to us.
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, True))
+        await asyncio.shield(asyncio.to_thread(_drop_scratch, scratch, lock))
+
+
+def _make_scratch(work_dir: Path, needed_bytes: int) -> tuple[Path, int]:
+    """A new folder and a descriptor that holds its lock, by which other builds know that it is in use."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    guard = os.open(work_dir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for stale in work_dir.glob(f"{_SCRATCH_PREFIX}*"):
+            _drop_if_stale(stale)
+        free, needed_mib = shutil.disk_usage(work_dir).free, needed_bytes >> 20
+        if free < needed_bytes:
+            raise StorageFull(f"{work_dir} has {free >> 20} MiB free; making the base template needs {needed_mib} MiB")
+        scratch = Path(tempfile.mkdtemp(dir=work_dir, prefix=_SCRATCH_PREFIX))
+        lock = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return scratch, lock
+    finally:
+        os.close(guard)
+
+
+def _drop_if_stale(scratch: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        lock = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _drop_scratch(scratch: Path, lock: int) -> None:
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.close(lock)
 
 
 async def _bootstrap(root: Path, suite: str, sources: list[Source], progress: Callable[[str], None]) -> None:

@@ -161,3 +161,13 @@ async def test_a_cancelled_base_build_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await build
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_folder_of_a_killed_build_is_removed_and_one_in_use_is_kept(
+    tmp_path: Path, small_bootstrap: asyncio.Event
+) -> None:
+    (tmp_path / ".rootfs-killed" / "root").mkdir(parents=True)
+    async with rootfs._scratch(tmp_path, 0) as in_use:
+        image = await build_base_rootfs(tmp_path, 64, lambda _: None)
+        assert sorted(tmp_path.iterdir()) == sorted([in_use, image])
+    assert list(tmp_path.iterdir()) == [image]
