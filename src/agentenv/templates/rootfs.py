@@ -174,9 +174,12 @@ def _drop_scratch(scratch: Path, lock: int) -> None:
 
 
 async def _bootstrap(root: Path, suite: str, sources: list[Source], progress: Callable[[str], None]) -> None:
-    """Install the packages. `unshare` gives the tools process and mount namespaces that end with them."""
+    """Install the packages. `unshare` gives the tools process and mount namespaces that end with them.
+
+    `setpriv` ends all of it when this process dies, however it dies.
+    """
     progress(f"installing Debian {suite} and {len(PACKAGES)} packages from {sources[0].uri}")
-    command = ["unshare", "--mount-proc", "--pid", "--fork", "--kill-child"]
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount-proc", "--pid", "--fork", "--kill-child"]
     command += ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase"]
     command += [f"--include={','.join(PACKAGES)}", '--aptopt=Apt::Install-Recommends "false"']
     command += ['--aptopt=Acquire::Languages "none"', *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS)]
