@@ -60,6 +60,9 @@ pub const BUSY_WAIT: Duration = Duration::from_secs(5);
 /// How long a new daemon waits for the lock of one that has just been killed.
 pub const LOCK_WAIT: Duration = Duration::from_secs(10);
 
+/// Pause before the control socket is tried again.
+pub const CONTROL_RETRY: Duration = Duration::from_secs(1);
+
 /// How long the keeper waits for blockd to end by itself before it kills it.
 pub const STOP_WAIT: Duration = Duration::from_secs(5);
 

@@ -203,10 +203,10 @@ mod tests {
 
     #[test]
     fn a_process_is_waited_for_by_its_pidfd() {
-        let child = Command::new("true").spawn().unwrap();
+        let mut child = Command::new("true").spawn().unwrap();
         let peer = Peer::of(child.id()).unwrap();
         assert!(peer.wait(Some(Duration::from_secs(10))));
-        peer.reap();
+        child.wait().unwrap();
         assert!(!Peer::of(std::process::id()).unwrap().wait(Some(Duration::ZERO)));
     }
 }

@@ -18,7 +18,7 @@ use crate::capture::Captures;
 use crate::control::{Daemon, listen};
 use crate::export::{ExportError, Exports};
 use crate::fuse::{Channel, Session};
-use crate::limits::LOCK_WAIT;
+use crate::limits::{CONTROL_RETRY, LOCK_WAIT};
 use crate::process::{Backoff, Lock, LockError, Peer, start_self, write_record};
 use crate::stats::Counters;
 
@@ -61,9 +61,9 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         take_over(session).map_err(system("start the threads that answer guests"))?;
     }
     eprintln!("aenv-blockd: {} answers for {} exports after {:?}", std::process::id(), exports.count(), begun.elapsed());
-    let captures = Captures::open(&folders.state, exports.clone(), capture_buffer_bytes_max);
+    // From here on guests are served: what goes wrong below is told and tried again, and never ends that.
     let daemon = Arc::new(Daemon {
-        captures: captures.map_err(system("clean up cut-off captures"))?,
+        captures: Captures::new(&folders.state, exports.clone(), capture_buffer_bytes_max),
         exports,
         counters,
         memory,
@@ -73,20 +73,30 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         keeper: Mutex::new(Arc::new(keeper)),
         operations: AtomicUsize::new(0),
     });
-    let listener = listen(&folders.socket()).map_err(system("listen on the control socket"))?;
-    write_record(&folders.serve_record()).map_err(system("write the process record"))?;
     spawn("keeper-watch", {
         let (daemon, folders) = (daemon.clone(), folders.clone());
         move || watch_keeper(&daemon, &folders, threads, capture_buffer_bytes_max)
     })
     .map_err(system("watch the keeper"))?;
     spawn("accept", {
-        let daemon = daemon.clone();
-        move || daemon.serve(&listener)
+        let (daemon, folders) = (daemon.clone(), folders.clone());
+        move || serve_control(&daemon, &folders)
     })
     .map_err(system("serve the control socket"))?;
     wait_for_the_end(&daemon, &stop, &folders);
     Ok(())
+}
+
+/// Opens the control socket, as often as it takes: the folder may be full for a while.
+fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
+    loop {
+        let cleaned = daemon.captures.clean_up().and_then(|()| write_record(&folders.serve_record()));
+        match cleaned.and_then(|()| listen(&folders.socket())) {
+            Ok(listener) => daemon.serve(&listener),
+            Err(error) => eprintln!("aenv-blockd: the control socket cannot be opened: {error}"),
+        }
+        std::thread::sleep(CONTROL_RETRY);
+    }
 }
 
 fn take_over(session: &Arc<Session>) -> io::Result<()> {

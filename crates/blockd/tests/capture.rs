@@ -1,5 +1,7 @@
 //! Captures: image + layer = live memory, over generations; room, cancel, dying processes.
 
+#![allow(clippy::unwrap_used)] // helpers of tests fail by panicking
+
 mod bench;
 
 use std::ffi::c_void;

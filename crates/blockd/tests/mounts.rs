@@ -1,5 +1,7 @@
 //! What a VMM sees on the two mounts, and what operations do to it.
 
+#![allow(clippy::unwrap_used)] // helpers of tests fail by panicking
+
 mod bench;
 
 use std::io::ErrorKind as Io;

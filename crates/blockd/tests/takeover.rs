@@ -1,5 +1,7 @@
 //! Guests go on while keeper and blockd are killed: not one wrong byte, and stalls of milliseconds.
 
+#![allow(clippy::unwrap_used)] // helpers of tests fail by panicking
+
 mod bench;
 
 use std::fs::File;
@@ -140,7 +142,7 @@ fn a_seal_that_is_cut_off_at_any_step_is_finished_by_the_next_blockd() {
             assert!(daemons.client().try_ask::<serde_json::Value>(seal("d", asked)).is_none(), "{point}: it did not die");
             wait_until("the next blockd serves", || daemons.hello().pid != first.pid);
             let exports: ExportsOk = daemons.client().ask(Operation::Exports);
-            assert_eq!(exports.exports[0].layers, [u0.clone()], "{point}");
+            assert_eq!(exports.exports[0].layers, std::slice::from_ref(&u0), "{point}");
             assert_eq!(exports.exports[0].upper.as_deref(), asked, "{point}");
             let again = daemons.client().seal("d", asked);
             assert_eq!((again.layer.as_str(), again.data_bytes), (u0.as_str(), 4096), "{point}");

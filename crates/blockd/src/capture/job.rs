@@ -66,11 +66,15 @@ struct Held {
 }
 
 impl Captures {
-    /// Removes what captures of a blockd that died left behind.
-    pub fn open(state_dir: &Path, exports: Arc<Exports>, buffer_bytes_max: u64) -> io::Result<Captures> {
+    pub fn new(state_dir: &Path, exports: Arc<Exports>, buffer_bytes_max: u64) -> Captures {
         let folder = state_dir.join("captures");
-        fs::create_dir_all(&folder)?;
-        for entry in fs::read_dir(&folder)? {
+        Captures { exports, budget: Budget::new(buffer_bytes_max), folder, jobs: Mutex::default() }
+    }
+
+    /// Removes what captures of a blockd that died left behind. Call it before the first `start`.
+    pub fn clean_up(&self) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let partial = fs::read_to_string(&path)?;
             if Path::new(&partial).is_absolute() {
@@ -79,7 +83,7 @@ impl Captures {
             }
             remove_if_there(&path)?;
         }
-        Ok(Captures { exports, budget: Budget::new(buffer_bytes_max), folder, jobs: Mutex::default() })
+        Ok(())
     }
 
     pub fn count(&self) -> usize {
@@ -203,7 +207,8 @@ impl Captures {
         write_atomically(&self.record_path(&spec.job), partial.as_os_str().as_encoded_bytes()).map_err(record)?;
         let failed = |source| CaptureError::Layer { layer: spec.layer.clone(), source };
         let mut writer = LayerWriter::create(&partial, virtual_size, Uuid::NIL).map_err(failed)?;
-        writer.reserve(dirty_bytes).map_err(failed)?;
+        // At worst every page is a run of its own: data and zeros in turn.
+        writer.reserve(dirty_bytes, dirty_bytes / PAGE_BYTES).map_err(failed)?;
         Ok(writer)
     }
 

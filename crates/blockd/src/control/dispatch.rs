@@ -127,6 +127,7 @@ impl Daemon {
     fn abandon(&self, name: &str) -> Result<AbandonOk, Refusal> {
         let (export, waiting) = self.exports.abandon(name)?;
         self.session(export.kind).refuse_all(&waiting);
+        self.exports.record_abandoned(&export)?;
         Ok(AbandonOk { waiting: waiting.len() as u64 })
     }
 }

@@ -73,7 +73,7 @@ fn export_kind(error: &ExportError) -> ErrorKind {
     match error {
         ExportError::NotFound(_) => ErrorKind::NotFound,
         ExportError::Differs { .. } => ErrorKind::Exists,
-        ExportError::TooManyExports => ErrorKind::Busy,
+        ExportError::TooManyExports | ExportError::BeingMade(_) => ErrorKind::Busy,
         ExportError::Layers { source, .. } => layers_kind(source),
         ExportError::Record { source, .. } | ExportError::State { source, .. } => io_kind(source),
         _ => ErrorKind::Invalid,

@@ -21,6 +21,8 @@ pub enum ExportError {
     TooManyLayers(usize),
     #[error("there are {EXPORTS_MAX} exports already")]
     TooManyExports,
+    #[error("export {0:?} is being made by another request")]
+    BeingMade(String),
     #[error("upper {upper} belongs to export {owner:?}")]
     UpperInUse { upper: String, owner: String },
     #[error("export {0:?} is not a disk")]

@@ -10,7 +10,7 @@ mod record;
 mod seal;
 mod table;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use aenv_wire::block::ExportKind;
@@ -33,9 +33,10 @@ pub struct Export {
     /// Held while a sector is changed in part.
     pub partial_sectors: Mutex<()>,
     record: Mutex<Record>,
+    /// Set under the record's lock when the record's file is removed, so that no late change brings it back.
+    removed: AtomicBool,
     content: RwLock<Option<Arc<Content>>>,
-    /// Failures to open since the last success, so that a broken export does not fill the log.
-    open_failures: AtomicU64,
+    failures: AtomicU64,
 }
 
 impl Export {
@@ -48,8 +49,9 @@ impl Export {
             flight: Flight::new(record.abandoned),
             partial_sectors: Mutex::new(()),
             record: Mutex::new(record),
+            removed: AtomicBool::new(false),
             content: RwLock::new(content),
-            open_failures: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
         }
     }
 
@@ -70,16 +72,29 @@ impl Export {
         match Content::open(layers, &lowers, upper.as_deref(), self.size_bytes) {
             Ok(content) => Ok(slot.insert(Arc::new(content)).clone()),
             Err(error) => {
-                if self.open_failures.fetch_add(1, Ordering::Relaxed) == 0 {
-                    eprintln!("aenv-blockd: export {} cannot be opened: {}", self.name, crate::control::chain(&error));
-                }
+                self.tell_of_failure("opening", &error);
                 Err(error)
             }
         }
     }
 
+    /// Says it in the log, ever more rarely: a guest that asks again and again must not fill the disk.
+    pub fn tell_of_failure(&self, what: &str, error: &dyn std::error::Error) {
+        let count = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if count.is_power_of_two() {
+            let (name, why) = (&self.name, crate::control::chain(error));
+            eprintln!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
+        }
+    }
+
     pub fn snapshot(&self) -> Record {
         self.record().clone()
+    }
+
+    /// The record, to be changed.
+    fn record_to_change(&self) -> Result<MutexGuard<'_, Record>, ExportError> {
+        let record = self.record();
+        if self.removed.load(Ordering::Relaxed) { Err(ExportError::NotFound(self.name.clone())) } else { Ok(record) }
     }
 
     fn record(&self) -> MutexGuard<'_, Record> {

@@ -29,14 +29,19 @@ impl Exports {
         if export.kind != ExportKind::Disk {
             return Err(ExportError::NotADisk(name.to_owned()));
         }
-        // Opened before the record is locked: opening locks in the other order.
+        // Opened before the record is locked: opening locks in the other order. So does looking at all records.
         let content = export.content(&self.layers)?;
-        let mut record = export.record();
+        if let Some(new_upper) = &new_upper {
+            self.check_new_upper(new_upper, name)?;
+        }
+        let mut record = export.record_to_change()?;
         if let Some(last) = repeated(&record, new_upper.as_ref()) {
             return Ok(last);
         }
         let upper = record.upper.clone().ok_or_else(|| ExportError::NothingToSeal(name.to_owned()))?;
-        self.check_new_upper(&export, new_upper.as_deref())?;
+        if let Some(new_upper) = &new_upper {
+            check_is_free(new_upper)?;
+        }
         record.sealing = Some(Sealing { new_upper: new_upper.clone() });
         self.write_record(&record)?;
         crash_point("intent");
@@ -80,22 +85,14 @@ impl Exports {
         record.last_seal = Some(LastSeal { new_upper: new, answer });
         self.write_record(record)
     }
+}
 
-    fn check_new_upper(&self, export: &Export, new_upper: Option<&str>) -> Result<(), ExportError> {
-        let Some(path) = new_upper else { return Ok(()) };
-        super::table::check_path(path)?;
-        // Looked at before the intent is recorded: from then on a file of that name counts as ours.
-        let failed = |source| ExportError::Layers { what: path.to_owned(), source };
-        if aenv_layers::probe(Path::new(path)).map_err(failed)? != FileState::Missing {
-            return Err(failed(aenv_layers::Error::Exists { path: path.into() }));
-        }
-        let taken = |owner: &str| ExportError::UpperInUse { upper: path.to_owned(), owner: owner.to_owned() };
-        for other in self.all().iter().filter(|other| other.inode != export.inode) {
-            if other.snapshot().upper.as_deref() == Some(path) {
-                return Err(taken(&other.name));
-            }
-        }
-        Ok(())
+/// Looked at before the intent is recorded: from then on a file of that name counts as ours.
+fn check_is_free(path: &str) -> Result<(), ExportError> {
+    let failed = |source| ExportError::Layers { what: path.to_owned(), source };
+    match aenv_layers::probe(Path::new(path)).map_err(failed)? {
+        FileState::Missing => Ok(()),
+        _ => Err(failed(aenv_layers::Error::Exists { path: path.into() })),
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use aenv_wire::block::{ExportDisk, ExportInfo, ExportKind, ExportMemory};
 
@@ -18,8 +19,16 @@ pub struct Exports {
     pub layers: Arc<aenv_layers::Registry>,
     pub(super) records: Records,
     tables: RwLock<Tables>,
-    /// Held while exports are made or removed; requests of guests never wait for it.
-    inodes: Mutex<std::ops::Range<u64>>,
+    making: Mutex<Making>,
+}
+
+/// What is locked while exports come and go: for a moment at a time, never while layers are opened.
+#[derive(Debug, Default)]
+struct Making {
+    /// Numbers to hand out. None are reserved at start: a full disk must not keep blockd from serving what there is.
+    inodes: std::ops::Range<u64>,
+    /// Exports whose layers are being opened: name and upper.
+    opening: Vec<(String, Option<String>)>,
 }
 
 #[derive(Debug, Default)]
@@ -37,9 +46,8 @@ impl Exports {
         for record in records.load().map_err(failed)? {
             tables.insert(Arc::new(Export::new(record, None)));
         }
-        let inodes = Mutex::new(records.reserve_inodes().map_err(failed)?);
         let layers = aenv_layers::Registry::new();
-        let exports = Exports { layers, records, tables: RwLock::new(tables), inodes };
+        let exports = Exports { layers, records, tables: RwLock::new(tables), making: Mutex::default() };
         for export in exports.all() {
             if let Err(error) = exports.repair_seal(&export) {
                 eprintln!("aenv-blockd: seal of export {} is still undone: {}", export.name, crate::control::chain(&error));
@@ -83,10 +91,13 @@ impl Exports {
 
     /// Takes the export out of service for good. The caller answers what still waits.
     pub fn unexport(&self, name: &str) -> Result<(Arc<Export>, Vec<u64>), ExportError> {
-        let _making = self.inodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let _making = self.making();
         let export = self.by_name(name)?;
+        let record = export.record_to_change()?;
         let failed = |source| ExportError::Record { name: name.to_owned(), source };
         self.records.remove(name).map_err(failed)?;
+        export.removed.store(true, Ordering::Relaxed);
+        drop(record);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.by_inode.remove(&export.inode);
         tables.by_name.remove(name);
@@ -95,16 +106,19 @@ impl Exports {
         Ok((export, waiting))
     }
 
-    /// Refuses everything from now on, also after a restart. The caller answers what waits.
+    /// Refuses everything from now on. The caller answers what waits, then has it recorded.
     pub fn abandon(&self, name: &str) -> Result<(Arc<Export>, Vec<u64>), ExportError> {
         let export = self.by_name(name)?;
-        // Before the record: a seal may hold that for long, and a kill must not wait for it.
         let waiting = export.flight.abandon();
-        let mut record = export.record();
-        record.abandoned = true;
-        self.write_record(&record)?;
-        drop(record);
         Ok((export, waiting))
+    }
+
+    /// Makes `abandon` hold for the next blockd too. Apart from it, since a seal may hold the record for long and the
+    /// death of a VMM must not wait for that.
+    pub fn record_abandoned(&self, export: &Export) -> Result<(), ExportError> {
+        let mut record = export.record_to_change()?;
+        record.abandoned = true;
+        self.write_record(&record)
     }
 
     pub(super) fn write_record(&self, record: &Record) -> Result<(), ExportError> {
@@ -113,36 +127,67 @@ impl Exports {
 
     fn export(&self, mut record: Record) -> Result<Arc<Export>, ExportError> {
         check(&record)?;
-        let mut inodes = self.inodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(there) = self.by_name(&record.name) {
-            return same(&there.snapshot(), &record).map(|()| there);
+        {
+            let mut making = self.making();
+            if let Ok(there) = self.by_name(&record.name) {
+                return same(&there.snapshot(), &record).map(|()| there);
+            }
+            self.check_admitted(&record, &making)?;
+            record.inode = self.next_inode(&mut making, &record.name)?;
+            making.opening.push((record.name.clone(), record.upper.clone()));
         }
-        if self.count() >= EXPORTS_MAX {
-            return Err(ExportError::TooManyExports);
-        }
-        self.check_upper_is_free(&record)?;
-        let content = Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes)?;
-        if inodes.is_empty() {
-            let failed = |source| ExportError::Record { name: record.name.clone(), source };
-            *inodes = self.records.reserve_inodes().map_err(failed)?;
-        }
-        record.inode = inodes.start;
-        inodes.start += 1;
+        let name = record.name.clone();
+        let opened = Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes);
+        let mut making = self.making();
+        making.opening.retain(|(opening, _)| *opening != name);
+        let content = opened?;
         self.write_record(&record)?;
         let export = Arc::new(Export::new(record, Some(Arc::new(content))));
         self.tables.write().unwrap_or_else(PoisonError::into_inner).insert(export.clone());
         Ok(export)
     }
 
-    /// Two exports that write one file would destroy it.
-    pub(super) fn check_upper_is_free(&self, record: &Record) -> Result<(), ExportError> {
-        let Some(upper) = &record.upper else { return Ok(()) };
-        for other in self.all() {
-            if other.name != record.name && other.snapshot().upper.as_ref() == Some(upper) {
-                return Err(ExportError::UpperInUse { upper: upper.clone(), owner: other.name.clone() });
-            }
+    fn check_admitted(&self, record: &Record, making: &Making) -> Result<(), ExportError> {
+        if self.count() + making.opening.len() >= EXPORTS_MAX {
+            return Err(ExportError::TooManyExports);
         }
-        Ok(())
+        if making.opening.iter().any(|(name, _)| *name == record.name) {
+            return Err(ExportError::BeingMade(record.name.clone()));
+        }
+        match record.upper.as_deref() {
+            Some(upper) => self.check_upper_is_free(upper, &record.name, making),
+            None => Ok(()),
+        }
+    }
+
+    /// Two exports that write one file would destroy it.
+    fn check_upper_is_free(&self, upper: &str, asker: &str, making: &Making) -> Result<(), ExportError> {
+        let exported = self.all().into_iter().map(|other| (other.name.clone(), other.snapshot().upper));
+        let opening = making.opening.iter().cloned();
+        match exported.chain(opening).find(|(name, other)| name != asker && other.as_deref() == Some(upper)) {
+            Some((owner, _)) => Err(ExportError::UpperInUse { upper: upper.to_owned(), owner }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a seal may make this file the upper of `asker`.
+    pub(super) fn check_new_upper(&self, upper: &str, asker: &str) -> Result<(), ExportError> {
+        check_path(upper)?;
+        self.check_upper_is_free(upper, asker, &self.making())
+    }
+
+    fn next_inode(&self, making: &mut Making, name: &str) -> Result<u64, ExportError> {
+        if making.inodes.is_empty() {
+            let failed = |source| ExportError::Record { name: name.to_owned(), source };
+            making.inodes = self.records.reserve_inodes().map_err(failed)?;
+        }
+        let inode = making.inodes.start;
+        making.inodes.start += 1;
+        Ok(inode)
+    }
+
+    fn making(&self) -> MutexGuard<'_, Making> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tables(&self) -> RwLockReadGuard<'_, Tables> {

@@ -43,7 +43,7 @@ fn content(session: &Session, export: &Export) -> Result<std::sync::Arc<Content>
 fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
     let errno = layers_errno(error);
     if errno == libc::EIO {
-        eprintln!("aenv-blockd: {what} of export {} failed: {}", export.name, crate::control::chain(error));
+        export.tell_of_failure(what, error);
     }
     errno
 }

@@ -22,6 +22,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 use crate::arguments::Folders;
+use crate::files::remove_if_there;
 use crate::limits::{LOCK_WAIT, SHORT_LIFE, STOP_WAIT};
 use crate::process::{Backoff, Lock, LockError, Peer, start_self, stay_out_of_the_oom_killers_reach, write_record};
 
@@ -83,11 +84,15 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
             (memory, disks, None)
         }
     };
-    write_record(&folders.keeper_record()).map_err(system("write the process record"))?;
+    if let Err(error) = write_record(&folders.keeper_record()) {
+        // Guests are worth more than the record: it only helps to find us.
+        eprintln!("aenv-blockd keeper: cannot write {}: {error}", folders.keeper_record().display());
+    }
     let keeper = Keeper { arguments, memory, disks, stop, _lock: lock };
-    let outcome = keeper.watch(blockd);
+    keeper.watch(blockd);
     keeper.unmount();
-    outcome
+    let _ = remove_if_there(&keeper.arguments.folders.keeper_record());
+    Ok(())
 }
 
 /// Mounts both, and neither if the second fails.
@@ -115,29 +120,27 @@ fn mount_afresh(folders: &Folders) -> Result<(OwnedFd, OwnedFd), KeeperError> {
 
 impl Keeper {
     /// Has a blockd running until it is told to stop.
-    fn watch(&self, running: Option<Peer>) -> Result<(), KeeperError> {
+    fn watch(&self, mut blockd: Option<Peer>) {
         let mut backoff = Backoff::default();
-        let mut blockd = running;
         loop {
-            let peer = match blockd.take() {
-                Some(peer) => peer,
-                None => self.start_blockd().map_err(|source| KeeperError::System { step: "start blockd", source })?,
-            };
             let started = Instant::now();
-            if self.stopped_before_end(&peer) {
-                self.unmount();
-                stop(&peer);
-                return Ok(());
+            match blockd.take().map_or_else(|| self.start_blockd(), Ok) {
+                Ok(peer) => {
+                    if self.stopped_before_end(&peer) {
+                        self.unmount();
+                        return stop(&peer);
+                    }
+                    peer.reap();
+                    eprintln!("aenv-blockd keeper: blockd {} ended after {:?}", peer.pid, started.elapsed());
+                }
+                // Out of memory or processes: giving up would end every guest, so it is tried again.
+                Err(error) => eprintln!("aenv-blockd keeper: blockd cannot be started: {error}"),
             }
-            peer.reap();
             if !mounts::is_mounted(&self.arguments.folders.disk_mount) {
-                eprintln!("aenv-blockd keeper: blockd {} ended and the mounts are gone", peer.pid);
-                return Ok(());
+                return eprintln!("aenv-blockd keeper: the mounts are gone");
             }
-            let delay = backoff.delay(started.elapsed());
-            eprintln!("aenv-blockd keeper: blockd {} ended; the next one starts after {delay:?}", peer.pid);
-            if self.told_to_stop(delay) {
-                return Ok(());
+            if self.told_to_stop(backoff.delay(started.elapsed())) {
+                return;
             }
         }
     }
