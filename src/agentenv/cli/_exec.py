@@ -102,7 +102,9 @@ async def _followed(sandbox: Sandbox, request: Request) -> int:
         async with asyncio.timeout(limit_s), _process(sandbox, request, stdin=stdin) as process:
             return await _Foreground(process).run(stdin)
     except (DeadlineExceeded, TimeoutError):
-        complain(f"the command did not end within {request.timeout_s:g} s and was killed")
+        # The deadline of a Start is the process's, that of a Connect only the stream's.
+        fate = "was killed" if request.attach_pid is None else "runs on"
+        complain(f"the command did not end within {request.timeout_s:g} s and {fate}")
         return EXIT_TIMED_OUT
 
 

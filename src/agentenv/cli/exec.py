@@ -47,7 +47,13 @@ class ExecCommand(AenvCommand):
 @click.option("--user", "-u", metavar="NAME", help="The guest's user (default: the template's).")
 @click.option("--cwd", "-w", metavar="DIR", help="Working directory in the sandbox.")
 @env_option
-@click.option("--timeout", "timeout_s", metavar="SECONDS", type=click.FloatRange(min=0.001), help="Kill it after that.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.001),
+    help="Kill it after that (stop following it, with --attach).",
+)
 @click.option(
     "--stdin/--no-stdin",
     "-i/-I",

@@ -137,6 +137,7 @@ def test_detached_command_runs_on_and_can_be_followed(server, aenv, environ, tmp
         ("huge", "above the limit"),
         ("not-json", "not JSON"),
         ("internal", "it is internal"),
+        ("aborted", "it is aborted"),
         ("paused", "was paused while the command ran"),
         ("killed", "the sandbox ended while the command ran"),
     ],
