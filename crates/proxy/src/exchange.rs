@@ -1,8 +1,8 @@
 //! One request to a peer and the head of its answer, over an idle connection where that is safe.
 //!
 //! A peer may close an idle connection at the moment when we reuse it. Such a request is sent once more on a new
-//! connection, but only if no byte of an answer came, nothing of the body was taken from the client, and running it
-//! twice is harmless or impossible: the method is idempotent, or the peer's kernel acknowledged none of it.
+//! connection, but only if no byte of an answer came, what was taken of the body is still there, and running it twice is
+//! harmless or impossible: the method is idempotent, or the peer's kernel acknowledged none of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,12 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 
-use crate::body::{Lease, RequestBody, Upload};
+use crate::body::Lease;
 use crate::generation::Carried;
 use crate::limits::UNREPEATABLE_IDLE_MAX;
 use crate::pool::{ConnectError, Connection, Pool};
 use crate::socket::Socket;
+use crate::upload::{RequestBody, Upload};
 
 /// A request that can be built again for another attempt.
 #[derive(Debug)]
@@ -36,12 +37,19 @@ pub enum Source {
 }
 
 impl Outgoing {
-    fn request(&self) -> Request<RequestBody> {
+    /// For a reused connection the body is kept while it is small.
+    fn request(&self, is_reused: bool) -> Request<RequestBody> {
         let body = match &self.source {
-            Source::Client { upload, carried } => RequestBody::passed(upload, carried.as_ref()),
+            Source::Client { upload, carried } => RequestBody::passed(upload, carried.as_ref(), is_reused),
             Source::Own(bytes) => RequestBody::Own(Some(bytes.clone())),
         };
         Request::from_parts(self.head.clone(), body)
+    }
+
+    fn settle(&self) {
+        if let Source::Client { upload, .. } = &self.source {
+            upload.settle();
+        }
     }
 
     fn is_repeatable(&self) -> bool {
@@ -70,14 +78,14 @@ pub enum ExchangeError {
 pub async fn exchange(pool: &Arc<Pool>, outgoing: &Outgoing) -> Result<(Response<Incoming>, Lease), ExchangeError> {
     let idle_max = if outgoing.is_idempotent { Duration::MAX } else { UNREPEATABLE_IDLE_MAX };
     if let Some(connection) = pool.reuse(idle_max).await {
-        match attempt(connection, outgoing).await {
+        match attempt(connection, outgoing, true).await {
             Ok((response, sender, socket)) => return Ok((response, Lease { pool: Arc::clone(pool), sender, socket })),
             Err(failure) if failure.may_repeat => {}
             Err(failure) => return Err(ExchangeError::Broken(failure.error)),
         }
     }
     let connection = pool.connect().await?;
-    match attempt(connection, outgoing).await {
+    match attempt(connection, outgoing, false).await {
         Ok((response, sender, socket)) => Ok((response, Lease { pool: Arc::clone(pool), sender, socket })),
         Err(failure) => Err(ExchangeError::Broken(failure.error)),
     }
@@ -90,12 +98,15 @@ struct Failure {
 
 type Answered = (Response<Incoming>, SendRequest<RequestBody>, Arc<Socket>);
 
-async fn attempt(connection: Connection, outgoing: &Outgoing) -> Result<Answered, Failure> {
+async fn attempt(connection: Connection, outgoing: &Outgoing, is_reused: bool) -> Result<Answered, Failure> {
     let Connection { mut sender, socket } = connection;
     let received_bytes = socket.received_bytes();
     let acknowledged_bytes = socket.acknowledged_bytes();
-    match sender.try_send_request(outgoing.request()).await {
-        Ok(response) => Ok((response, sender, socket)),
+    match sender.try_send_request(outgoing.request(is_reused)).await {
+        Ok(response) => {
+            outgoing.settle();
+            Ok((response, sender, socket))
+        }
         Err(mut refused) => {
             let was_not_sent = refused.take_message().is_some();
             let is_untouched = acknowledged_bytes.is_some() && socket.acknowledged_bytes() == acknowledged_bytes;

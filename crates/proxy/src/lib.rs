@@ -32,4 +32,5 @@ pub mod sandbox;
 pub mod serve;
 pub mod socket;
 pub mod tunnel;
+pub mod upload;
 pub mod withdrawn;

@@ -53,6 +53,9 @@ pub const RETURN_TIMEOUT: Duration = Duration::from_millis(5);
 /// seconds (2 s and more), and a fresh connection costs less than a request of unknown fate.
 pub const UNREPEATABLE_IDLE_MAX: Duration = Duration::from_millis(1000);
 
+/// Of a request body on a reused connection, so that it can be sent again when that turns out to be closed.
+pub const KEPT_BYTES_MAX: usize = 64 * 1024;
+
 /// How long a request with `Expect: 100-continue` waits for the guest's word before its body is sent anyway.
 pub const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// From the 101 answer to both sides being raw tunnels.

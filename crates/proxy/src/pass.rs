@@ -10,7 +10,7 @@ use hyper::{Request, Response, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 
 use crate::answer::Reply;
-use crate::body::{Download, Lease, ReplyBody, Upload};
+use crate::body::{Download, Lease, ReplyBody};
 use crate::client::{Admission, Client, Serving};
 use crate::exchange::{ExchangeError, Outgoing, Source, exchange, is_idempotent};
 use crate::generation::Carried;
@@ -19,6 +19,7 @@ use crate::limits::UPGRADE_TIMEOUT;
 use crate::pool::{PeerStream, Pool};
 use crate::socket::Stream;
 use crate::tunnel;
+use crate::upload::Upload;
 
 /// The stream type under every client's connection.
 pub type ClientStream = Stream<Admission>;

@@ -10,13 +10,13 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::body::RequestBody;
 use crate::generation::{Generation, Over, Owned};
 use crate::limits::{
     BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX, HEAD_LINES_MAX,
     RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
 };
 use crate::socket::{Socket, Stream};
+use crate::upload::RequestBody;
 
 /// The stream type under every connection that we open; tunnels get it back from hyper by this name.
 pub type PeerStream = Stream<Option<Owned>>;

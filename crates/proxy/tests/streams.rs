@@ -256,7 +256,7 @@ async fn closing_guest(told: mpsc::UnboundedSender<()>) -> std::net::SocketAddr 
     .await
 }
 
-/// Whether the guest closes before, while or after the next request is sent is left to chance, 300 times.
+/// Whether the guest closes before or while the next request is sent is left to chance, 300 times.
 #[tokio::test]
 async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
     let world = World::new().await;
@@ -307,6 +307,33 @@ async fn only_harmless_requests_are_sent_twice() {
     assert_eq!(connections.load(Ordering::SeqCst), 2);
     assert_eq!(world.ask(&post("Content-Length: 0")).await.status(), 502);
     assert_eq!(connections.load(Ordering::SeqCst), 2);
+}
+
+/// Each connection of this guest answers one request with its body and breaks off at the second, having read it.
+#[tokio::test]
+async fn a_small_body_is_sent_again_whole_and_a_large_one_is_not() {
+    let world = World::new().await;
+    let guest = support::guest(|mut stream| async move {
+        let request = read_request(&mut stream).await.unwrap();
+        stream.write_all(ok(&request.body).as_bytes()).await.unwrap();
+        read_request(&mut stream).await;
+    })
+    .await;
+    world.answers.set(ID, 80, support::target(guest, 1));
+    let put = |framing: &str, body: &str| post(framing).replace("POST", "PUT") + body;
+    let large = "x".repeat(70_000);
+    for (request, expected) in [
+        (put("Content-Length: 4", "body"), Some("body")),
+        (put("Content-Length: 5", "again"), Some("again")),
+        (put("Transfer-Encoding: chunked", "2\r\nch\r\n4\r\nunks\r\n0\r\n\r\n"), Some("chunks")),
+        (put("Content-Length: 70000", &large), None),
+    ] {
+        let reply = world.ask(&request).await;
+        match expected {
+            Some(body) => assert_eq!((reply.status(), reply.body.as_str()), (200, body)),
+            None => assert_eq!(reply.status(), 502),
+        }
+    }
 }
 
 #[tokio::test]
