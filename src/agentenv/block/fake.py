@@ -61,6 +61,8 @@ class FakeBlock(BlockClient):
         }
         self.calls: Counter[str] = Counter()
         self.dirty_bytes = 1 << 20
+        # Replaced where the VMMs are fakes too.
+        self.process_exists: Callable[[int], bool] = lambda pid: Path(f"/proc/{pid}").exists()
         self.synced: list[str] = []
 
     def fail_next(self, operation: str, error: AenvError) -> None:
@@ -161,7 +163,7 @@ class FakeBlock(BlockClient):
             raise _Refused("exists", f"a capture is named {asked.job!r} already")
         if Path(asked.layer).exists():
             raise _Refused("exists", f"{asked.layer} is there already")
-        if not Path(f"/proc/{asked.pid}").exists():
+        if not self.process_exists(asked.pid):
             raise _Refused("not_found", f"process {asked.pid} is gone")
         self._captures[asked.job] = asked
         return wire.CaptureStarted(self.dirty_bytes, 1, 1)

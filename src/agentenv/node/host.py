@@ -9,6 +9,7 @@ from typing import Protocol
 
 from agentenv.block import BlockClient
 from agentenv.clock import Clock
+from agentenv.guest.client import GuestIdentity
 from agentenv.model import SnapshotManifest
 from agentenv.network import SlotPool
 from agentenv.node.admission import Admission
@@ -17,6 +18,16 @@ from agentenv.node.images import MemoryImages
 from agentenv.node.tokens import Tokens
 from agentenv.snapshots import Catalog, Repository
 from agentenv.vmm import GuestKernel, VmmDriver
+
+
+class GuestCalls(Protocol):
+    """envd, as far as owner tasks know it; the module `guest.client` is the real one."""
+
+    async def init(self, address: str, identity: GuestIdentity, generation: int, deadline_s: float) -> None:
+        """Make the guest this sandbox. Raises `GuestUnresponsive` or `GuestError`."""
+
+    async def warm_up(self, address: str, token: str | None = None) -> None:
+        """Run a shell a few times; raises nothing."""
 
 
 class Withdrawals(Protocol):
@@ -62,6 +73,7 @@ class Host:
     tokens: Tokens
     admission: Admission
     proxy: Withdrawals
+    guest: GuestCalls
     boot_id: str
     # Set by the node: asks for a collection of unneeded layers soon.
     collect_soon: Callable[[], None]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agentenv.errors import AenvError, Conflict, InvalidRequest, NodeStopping, SandboxNotFound
-from agentenv.guest.client import warm_up
 from agentenv.lifecycle import POOLED, SERVING, WITH_VMM, Action, Event, Phase
 from agentenv.model import (
     DiskStack,
@@ -220,7 +219,7 @@ class Node:
             await owner.adopt_work(Event.STARTED, (Action.START,), None)
             host.database.set_value(COLD_BOOT_COUNTER, round((host.clock.monotonic() - started) * 1e6))
             assert owner.slot is not None
-            await warm_up(owner.slot.address)
+            await host.guest.warm_up(owner.slot.address)
             params = SnapshotParams(SnapshotKind.TEMPLATE, (parse_reference(name),))
             return (await self._snapshot(owner.sandbox_id, params)).manifest
         finally:

@@ -51,7 +51,7 @@ async def capture(owner: Owner, work: Work) -> Event:
     host, record = owner.host, owner.record
     try:
         if owner.capture_job is None:
-            await _start_capture(owner)
+            await _start_capture_anew(owner)
         job = owner.capture_job
         assert job is not None
         upper = str(host.paths.upper(record.sandbox_id, record.upper))
@@ -119,12 +119,29 @@ async def seal_upper(owner: Owner) -> str:
     return sealed
 
 
+async def _start_capture_anew(owner: Owner) -> None:
+    """After a failure, or for a former server's pause: blockd may still run its capture, or have finished it.
+
+    A new layer id in any case, since a layer's file is never written twice.
+    """
+    pending = owner.record.pending
+    if pending is None:
+        raise OperationFailed(f"sandbox {owner.sandbox_id} has no pause to finish")
+    await owner.host.block.capture_cancel(_job_name(owner, pending))
+    owner.update(pending=replace(pending, memory_layer=new_layer_id()))
+    await _start_capture(owner)
+
+
+def _job_name(owner: Owner, pending: PendingCapture) -> str:
+    return f"{owner.sandbox_id}-{pending.memory_layer}"
+
+
 async def _start_capture(owner: Owner) -> None:
     host, record, vmm = owner.host, owner.record, owner.vmm
     if vmm is None or record.pending is None:
         raise OperationFailed(f"sandbox {owner.sandbox_id} holds no VMM to capture")
     mapping = await vmm.memory_mapping()
-    job = f"{record.sandbox_id}-{record.pending.memory_layer}"
+    job = _job_name(owner, record.pending)
     await host.block.capture_start(
         job,
         pid=mapping.pid,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.guest.client import GuestIdentity
-from agentenv.guest.client import init as init_guest
 from agentenv.model import MachineFingerprint
 from agentenv.node.owner import Owner
 from agentenv.vmm import MachineFiles, MachineSpec, NetworkAttachment, Vmm
@@ -69,7 +68,7 @@ async def greet(owner: Owner) -> None:
         previous_token=tokens.envd(record.token_owner) if record.token_owner else None,
         env_vars=record.spec.env_vars,
     )
-    await init_guest(owner.slot.address, identity, record.generation, GUEST_ANSWER_S_MAX)
+    await owner.host.guest.init(owner.slot.address, identity, record.generation, GUEST_ANSWER_S_MAX)
     owner.update(token_owner=record.sandbox_id if record.spec.secure else "")
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentenv.errors import AenvError, GuestError, StorageFull
-from agentenv.guest.client import warm_up as exercise
 from agentenv.lifecycle import Event
 from agentenv.model import SandboxSpec, SnapshotManifest
 from agentenv.node.owner import Owner, Work
@@ -64,7 +63,7 @@ async def warm_up(owner: Owner, work: Work) -> Event:
             assert owner.slot is not None
             assert owner.vmm is not None
             token = owner.host.tokens.envd(owner.sandbox_id)
-            await exercise(owner.slot.address, token)
+            await owner.host.guest.warm_up(owner.slot.address, token)
             await owner.vmm.stop()
     except AenvError as error:
         owner.condemn("create_failed", str(error))

@@ -13,6 +13,7 @@ from agentenv.block import BlockClient, BlockDaemon
 from agentenv.clock import RealClock
 from agentenv.config import Config
 from agentenv.errors import HostUnsuitable
+from agentenv.guest import client as envd
 from agentenv.guest.initramfs import PROBE_MARKER, build_probe_initramfs
 from agentenv.guest.kernel import prepare_guest
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, node_tag, open_pool
@@ -91,6 +92,7 @@ async def compose(config: Config) -> Composition:
         tokens=Tokens(load_or_create_secret(state / "secret")),
         admission=_admission(config),
         proxy=ProxyWithdrawals(proxy.control),
+        guest=envd,
         boot_id=boot_id(),
         collect_soon=lambda: None,
     )
