@@ -104,3 +104,35 @@ impl<K: Eq + Hash, V> Table<K, V> {
         value
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_first_living_value_of_a_key_is_kept() {
+        let mut table = Table::default();
+        let first = table.insert(1, Arc::new("first"));
+        let second = table.insert(1, Arc::new("second"));
+        assert!(Arc::ptr_eq(&first, &second));
+        drop((first, second));
+        assert_eq!(*table.insert(1, Arc::new("third")), "third");
+    }
+
+    #[test]
+    fn dead_entries_do_not_pile_up() {
+        let mut table = Table::default();
+        let living: Vec<_> = (0..10)
+            .map(|key| table.insert(key, Arc::new(key)))
+            .collect();
+        for key in 10..10_000 {
+            table.insert(key, Arc::new(key));
+        }
+        assert!(
+            table.entries.len() <= SWEEP_MIN_ENTRIES,
+            "{}",
+            table.entries.len()
+        );
+        assert!(living.iter().all(|value| table.get(value).is_some()));
+    }
+}
