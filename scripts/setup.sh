@@ -181,6 +181,18 @@ fetch_guest_kernel() {
         fail "$(tail -n1 "$log") (more in $log)"
 }
 
+# One set-up at a time: two checkouts share the build folder, and a build must not change between build and copy. `flock`
+# holds the lock and runs us again without the descriptor, which a killed set-up's compilers would otherwise keep.
+take_turn() {
+    [ -z "${AENV_SETUP_HAS_TURN-}" ] || return 0
+    export AENV_SETUP_HAS_TURN=1
+    local status=0
+    flock --nonblock --close --conflict-exit-code 200 "$cache/setup.lock" "$root/scripts/setup.sh" || status=$?
+    [ $status -eq 200 ] || exit $status
+    say "waiting for another set-up on this machine"
+    exec flock --close "$cache/setup.lock" "$root/scripts/setup.sh"
+}
+
 main() {
     if [ "${1-}" = --print-bin-dir ]; then
         echo "$bin_dir"
@@ -191,9 +203,7 @@ main() {
     check_host
     mkdir -p "$cache"
     log=$cache/setup.log
-    # One set-up at a time: two checkouts share the build folder, and a build must not change between build and copy.
-    exec 9>"$cache/setup.lock"
-    flock -n 9 || { say "waiting for another set-up on this machine" && flock 9; }
+    take_turn
     check_space "$cache" "the cache" XDG_CACHE_HOME
     check_space "${STATE:-/var/lib/aenv}" "a node's state" STATE
     install_packages
