@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.api.filters import parse_metadata
@@ -42,11 +42,13 @@ def walk(pages: list[set[SortKey]], limit: int, ascending: bool) -> list[SortKey
         assert number < PAGES_MAX, "paging does not end"
 
 
+@settings(deadline=None)
 @given(st.sets(KEYS, max_size=40), st.integers(1, 9), st.booleans())
 def test_pages_of_a_still_list_are_the_sorted_list(keys: set[SortKey], limit: int, ascending: bool) -> None:
     assert walk([keys], limit, ascending) == sorted(keys, reverse=not ascending)
 
 
+@settings(deadline=None)
 @given(
     st.sets(KEYS, max_size=25), st.lists(st.tuples(KEYS, st.booleans()), max_size=25), st.integers(1, 5), st.booleans()
 )
@@ -62,6 +64,7 @@ def test_changes_between_pages_neither_repeat_nor_lose_what_was_there_all_the_ti
     assert seen == sorted(seen, reverse=not ascending)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_token_is_either_ours_or_refused(token: str) -> None:
     from agentenv.errors import InvalidRequest
@@ -154,6 +157,7 @@ async def test_metadata_is_decoded_as_often_as_the_sdk_encodes_it(client: Client
     assert len(v1.json()) == 1
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.text(max_size=8), max_size=5))
 def test_metadata_survives_the_sdks_encoding(metadata: dict[str, str]) -> None:
     from hypothesis import assume
