@@ -65,7 +65,10 @@ impl Folders {
             ("--memory-mount", &self.memory_mount),
             ("--disk-mount", &self.disk_mount),
         ];
-        pairs.iter().flat_map(|(name, path)| [(*name).to_owned(), path.to_string_lossy().into_owned()]).collect()
+        pairs
+            .iter()
+            .flat_map(|(name, path)| [(*name).to_owned(), path.to_string_lossy().into_owned()])
+            .collect()
     }
 }
 
@@ -79,7 +82,11 @@ pub enum ArgumentError {
     #[error("{0} is missing")]
     Missing(&'static str),
     #[error("{name} is {value:?} and must be {wanted}")]
-    Bad { name: &'static str, value: String, wanted: &'static str },
+    Bad {
+        name: &'static str,
+        value: String,
+        wanted: &'static str,
+    },
     #[error("{0} is not an open descriptor")]
     Descriptor(&'static str, #[source] std::io::Error),
 }
@@ -110,7 +117,10 @@ impl Options {
         while let Some(argument) = arguments.next() {
             let known = OPTIONS.iter().find(|name| **name == argument);
             let name = known.ok_or_else(|| ArgumentError::Unknown(argument.clone()))?;
-            options.insert(*name, arguments.next().ok_or(ArgumentError::NoValue(argument))?);
+            options.insert(
+                *name,
+                arguments.next().ok_or(ArgumentError::NoValue(argument))?,
+            );
         }
         Ok(Options(options))
     }
@@ -120,23 +130,37 @@ impl Options {
         if value.starts_with('/') {
             return Ok(PathBuf::from(value));
         }
-        Err(ArgumentError::Bad { name, value: value.clone(), wanted: "an absolute path" })
+        Err(ArgumentError::Bad {
+            name,
+            value: value.clone(),
+            wanted: "an absolute path",
+        })
     }
 
     fn number(&self, name: &'static str) -> Result<Option<u64>, ArgumentError> {
-        let Some(value) = self.0.get(name) else { return Ok(None) };
-        let bad = |_| ArgumentError::Bad { name, value: value.clone(), wanted: "a number" };
+        let Some(value) = self.0.get(name) else {
+            return Ok(None);
+        };
+        let bad = |_| ArgumentError::Bad {
+            name,
+            value: value.clone(),
+            wanted: "a number",
+        };
         value.parse().map(Some).map_err(bad)
     }
 
     fn descriptor(&self, name: &'static str) -> Result<OwnedFd, ArgumentError> {
         let number = self.number(name)?.ok_or(ArgumentError::Missing(name))?;
-        adopt(i32::try_from(number).unwrap_or(-1)).map_err(|error| ArgumentError::Descriptor(name, error))
+        adopt(i32::try_from(number).unwrap_or(-1))
+            .map_err(|error| ArgumentError::Descriptor(name, error))
     }
 
     fn peer(&self, pid: &'static str, pidfd: &'static str) -> Result<Peer, ArgumentError> {
         let number = self.number(pid)?.and_then(|pid| u32::try_from(pid).ok());
-        Ok(Peer::inherited(number.ok_or(ArgumentError::Missing(pid))?, self.descriptor(pidfd)?))
+        Ok(Peer::inherited(
+            number.ok_or(ArgumentError::Missing(pid))?,
+            self.descriptor(pidfd)?,
+        ))
     }
 
     fn folders(&self) -> Result<Folders, ArgumentError> {
@@ -152,9 +176,17 @@ impl Options {
     fn settings(&self) -> Result<(usize, u64), ArgumentError> {
         let name = "--serve-threads";
         let threads = self.number(name)?.unwrap_or(SERVE_THREADS_DEFAULT as u64);
-        let in_range = usize::try_from(threads).ok().filter(|count| (1..=SERVE_THREADS_MAX).contains(count));
-        let bad = || ArgumentError::Bad { name, value: threads.to_string(), wanted: "1 to 64" };
-        let buffer = self.number("--capture-buffer-bytes-max")?.unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT);
+        let in_range = usize::try_from(threads)
+            .ok()
+            .filter(|count| (1..=SERVE_THREADS_MAX).contains(count));
+        let bad = || ArgumentError::Bad {
+            name,
+            value: threads.to_string(),
+            wanted: "1 to 64",
+        };
+        let buffer = self
+            .number("--capture-buffer-bytes-max")?
+            .unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT);
         Ok((in_range.ok_or_else(bad)?, buffer))
     }
 }
@@ -162,7 +194,12 @@ impl Options {
 pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments, ArgumentError> {
     let options = Options::parse(arguments)?;
     let (threads, buffer) = options.settings()?;
-    let serve_options = ["--serve-threads", &threads.to_string(), "--capture-buffer-bytes-max", &buffer.to_string()];
+    let serve_options = [
+        "--serve-threads",
+        &threads.to_string(),
+        "--capture-buffer-bytes-max",
+        &buffer.to_string(),
+    ];
     let adopted = match options.0.contains_key("--blockd-pid") {
         true => Some(Adopted {
             memory: options.descriptor("--memory-fd")?,
@@ -171,7 +208,11 @@ pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments
         }),
         false => None,
     };
-    Ok(KeeperArguments { folders: options.folders()?, serve_options: serve_options.map(str::to_owned).into(), adopted })
+    Ok(KeeperArguments {
+        folders: options.folders()?,
+        serve_options: serve_options.map(str::to_owned).into(),
+        adopted,
+    })
 }
 
 pub fn serve(arguments: impl Iterator<Item = String>) -> Result<ServeArguments, ArgumentError> {
@@ -200,7 +241,10 @@ mod tests {
         let folders = "--run-dir /r --state-dir /s --memory-mount /m --disk-mount /d";
         assert!(parse(folders).is_ok());
         for (line, named) in [
-            ("--run-dir /r --state-dir /s --memory-mount /m", "--disk-mount"),
+            (
+                "--run-dir /r --state-dir /s --memory-mount /m",
+                "--disk-mount",
+            ),
             ("--run-dir r", "--run-dir"),
             (&format!("{folders} --serve-threads 0"), "--serve-threads"),
             (&format!("{folders} --serve-threads 65"), "--serve-threads"),

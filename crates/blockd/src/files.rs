@@ -32,7 +32,13 @@ pub fn sync_with_directory(path: &Path) -> io::Result<()> {
 /// Renames a file to a name that must be free.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let here = rustix::fs::CWD;
-    Ok(rustix::fs::renameat_with(here, from, here, to, rustix::fs::RenameFlags::NOREPLACE)?)
+    Ok(rustix::fs::renameat_with(
+        here,
+        from,
+        here,
+        to,
+        rustix::fs::RenameFlags::NOREPLACE,
+    )?)
 }
 
 /// Removes a file that may be gone already.

@@ -28,11 +28,15 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some("keeper") => match arguments::keeper(arguments) {
-            Ok(parsed) => exit("keeper", keeper::run(parsed), |error| matches!(error, keeper::KeeperError::InUse(_))),
+            Ok(parsed) => exit("keeper", keeper::run(parsed), |error| {
+                matches!(error, keeper::KeeperError::InUse(_))
+            }),
             Err(error) => bad_usage(&error),
         },
         Some("serve") => match arguments::serve(arguments) {
-            Ok(parsed) => exit("serve", serve::run(parsed), |error| matches!(error, serve::ServeError::InUse(_))),
+            Ok(parsed) => exit("serve", serve::run(parsed), |error| {
+                matches!(error, serve::ServeError::InUse(_))
+            }),
             Err(error) => bad_usage(&error),
         },
         Some("--help" | "-h") => {
@@ -50,7 +54,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn exit<E: std::error::Error>(name: &str, outcome: Result<(), E>, in_use: impl Fn(&E) -> bool) -> ExitCode {
+fn exit<E: std::error::Error>(
+    name: &str,
+    outcome: Result<(), E>,
+    in_use: impl Fn(&E) -> bool,
+) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

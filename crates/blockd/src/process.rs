@@ -33,7 +33,13 @@ impl Lock {
     /// Takes the lock, trying until `wait` is over: a peer that has just been killed frees it within milliseconds.
     pub fn take(path: &Path, wait: Duration) -> Result<Lock, LockError> {
         let failed = |error: io::Error| LockError::Io(path.to_owned(), error);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed)?;
         let deadline = Instant::now() + wait;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -59,7 +65,10 @@ impl Peer {
     pub fn of(pid: u32) -> io::Result<Peer> {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let raw = raw.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        Ok(Peer { pid, pidfd: pidfd_open(raw, PidfdFlags::empty())? })
+        Ok(Peer {
+            pid,
+            pidfd: pidfd_open(raw, PidfdFlags::empty())?,
+        })
     }
 
     pub fn inherited(pid: u32, pidfd: OwnedFd) -> Peer {
@@ -80,8 +89,12 @@ impl Peer {
     pub fn wait(&self, time: Option<Duration>) -> bool {
         let deadline = time.map(|time| Instant::now() + time);
         loop {
-            let left = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
-            match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], left.as_ref()) {
+            let left = deadline
+                .map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+            match poll(
+                &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
+                left.as_ref(),
+            ) {
                 Ok(0) => return false,
                 Ok(_) => return true,
                 Err(_) => {}
@@ -107,13 +120,18 @@ pub fn timespec(time: Duration) -> rustix::time::Timespec {
 /// Starts this program again with `arguments`, and each descriptor under its option: `--name N`.
 /// The copies are made without close-on-exec and closed right after, so no other child can inherit them unless it is
 /// started in the same instant, which neither daemon does: each starts processes from one thread only.
-pub fn start_self(arguments: &[String], descriptors: &[(&str, BorrowedFd<'_>)]) -> io::Result<Peer> {
+pub fn start_self(
+    arguments: &[String],
+    descriptors: &[(&str, BorrowedFd<'_>)],
+) -> io::Result<Peer> {
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments);
     let mut copies = Vec::new();
     for (name, descriptor) in descriptors {
         let copy = rustix::io::dup(descriptor)?;
-        command.arg(name).arg(std::os::fd::AsRawFd::as_raw_fd(&copy).to_string());
+        command
+            .arg(name)
+            .arg(std::os::fd::AsRawFd::as_raw_fd(&copy).to_string());
         copies.push(copy);
     }
     let child = command.stdin(std::process::Stdio::null()).spawn()?;
@@ -123,7 +141,10 @@ pub fn start_self(arguments: &[String], descriptors: &[(&str, BorrowedFd<'_>)]) 
 /// Owns a descriptor that the parent left for us, closed again for our own children.
 pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
     if number < 3 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "an inherited descriptor is 3 or higher"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "an inherited descriptor is 3 or higher",
+        ));
     }
     // SAFETY: the number comes from our parent's command line, which passes each descriptor to exactly one option,
     // and options are adopted once at start; nothing else in this process owns it.
@@ -166,7 +187,11 @@ pub fn write_record(path: &Path) -> io::Result<()> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     // The command name may hold spaces and parentheses: count the fields after the last parenthesis.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let start_time_ticks: u64 = after_name.split_whitespace().nth(19).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let start_time_ticks: u64 = after_name
+        .split_whitespace()
+        .nth(19)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0);
     let argv: Vec<String> = std::env::args().collect();
     let record = serde_json::json!({"pid": std::process::id(), "start_time_ticks": start_time_ticks, "argv": argv});
     crate::files::write_atomically(path, record.to_string().as_bytes())
@@ -181,7 +206,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let held = Lock::take(&path, Duration::ZERO).unwrap();
-        assert!(matches!(Lock::take(&path, Duration::ZERO), Err(LockError::Held(_))));
+        assert!(matches!(
+            Lock::take(&path, Duration::ZERO),
+            Err(LockError::Held(_))
+        ));
         drop(held);
         Lock::take(&path, Duration::ZERO).unwrap();
     }
@@ -207,6 +235,10 @@ mod tests {
         let peer = Peer::of(child.id()).unwrap();
         assert!(peer.wait(Some(Duration::from_secs(10))));
         child.wait().unwrap();
-        assert!(!Peer::of(std::process::id()).unwrap().wait(Some(Duration::ZERO)));
+        assert!(
+            !Peer::of(std::process::id())
+                .unwrap()
+                .wait(Some(Duration::ZERO))
+        );
     }
 }

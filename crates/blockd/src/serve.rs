@@ -41,26 +41,51 @@ pub enum ServeError {
     #[error(transparent)]
     Exports(#[from] ExportError),
     #[error("cannot {step}")]
-    System { step: &'static str, #[source] source: io::Error },
+    System {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     let begun = Instant::now();
     let system = |step| move |source| ServeError::System { step, source };
     let stop = crate::signals::termination().map_err(system("watch for signals"))?;
-    let ServeArguments { folders, threads, capture_buffer_bytes_max, memory, disks, keeper } = arguments;
+    let ServeArguments {
+        folders,
+        threads,
+        capture_buffer_bytes_max,
+        memory,
+        disks,
+        keeper,
+    } = arguments;
     let _lock = Lock::take(&folders.serve_lock(), LOCK_WAIT).map_err(ServeError::InUse)?;
     crate::standing::orders();
     let exports = Arc::new(Exports::load(&folders.state)?);
     let counters = Arc::new(Counters::default());
     let session = |kind, descriptor| {
-        Session::new(kind, Channel::new(descriptor), exports.clone(), counters.clone(), threads)
+        Session::new(
+            kind,
+            Channel::new(descriptor),
+            exports.clone(),
+            counters.clone(),
+            threads,
+        )
     };
-    let (memory, disks) = (session(ExportKind::Memory, memory), session(ExportKind::Disk, disks));
+    let (memory, disks) = (
+        session(ExportKind::Memory, memory),
+        session(ExportKind::Disk, disks),
+    );
     for session in [&disks, &memory] {
         take_over(session).map_err(system("start the threads that answer guests"))?;
     }
-    eprintln!("aenv-blockd: {} answers for {} exports after {:?}", std::process::id(), exports.count(), begun.elapsed());
+    eprintln!(
+        "aenv-blockd: {} answers for {} exports after {:?}",
+        std::process::id(),
+        exports.count(),
+        begun.elapsed()
+    );
     // From here on guests are served: what goes wrong below is told and tried again, and never ends that.
     let daemon = Arc::new(Daemon {
         captures: Captures::new(&folders.state, exports.clone(), capture_buffer_bytes_max),
@@ -90,7 +115,10 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
 /// Opens the control socket, as often as it takes: the folder may be full for a while.
 fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
     loop {
-        let cleaned = daemon.captures.clean_up().and_then(|()| write_record(&folders.serve_record()));
+        let cleaned = daemon
+            .captures
+            .clean_up()
+            .and_then(|()| write_record(&folders.serve_record()));
         match cleaned.and_then(|()| listen(&folders.socket())) {
             Ok(listener) => daemon.serve(&listener),
             Err(error) => eprintln!("aenv-blockd: the control socket cannot be opened: {error}"),
@@ -102,13 +130,19 @@ fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
 fn take_over(session: &Arc<Session>) -> io::Result<()> {
     // Before anything was ever read this puts nothing back; so the first blockd need not know that it is the first.
     if let Err(error) = session.channel.resend() {
-        eprintln!("aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end");
+        eprintln!(
+            "aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end"
+        );
     }
     session.start()
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(work).map(|_| ())
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(256 << 10)
+        .spawn(work)
+        .map(|_| ())
 }
 
 /// Waits for the order to stop, or for both mounts to be gone.
@@ -124,12 +158,22 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
             continue;
         }
         let stopped = !watched[0].revents().is_empty();
-        let gone = watched[1..].iter().all(|mount| mount.revents().contains(PollFlags::ERR));
+        let gone = watched[1..]
+            .iter()
+            .all(|mount| mount.revents().contains(PollFlags::ERR));
         if stopped || gone {
             daemon.captures.cancel_all();
             let _ = crate::files::remove_if_there(&folders.socket());
             let _ = crate::files::remove_if_there(&folders.serve_record());
-            eprintln!("aenv-blockd: {} ends {}", std::process::id(), if stopped { "as told" } else { "with its mounts" });
+            eprintln!(
+                "aenv-blockd: {} ends {}",
+                std::process::id(),
+                if stopped {
+                    "as told"
+                } else {
+                    "with its mounts"
+                }
+            );
             return;
         }
         if watched[1..].iter().any(|mount| !mount.revents().is_empty()) {
@@ -148,16 +192,26 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
         keeper.wait(None);
         keeper.reap();
         let delay = backoff.delay(started.elapsed());
-        eprintln!("aenv-blockd: keeper {} ended; the next one starts after {delay:?}", keeper.pid);
+        eprintln!(
+            "aenv-blockd: keeper {} ended; the next one starts after {delay:?}",
+            keeper.pid
+        );
         std::thread::sleep(delay);
         match start_keeper(daemon, folders, threads, buffer) {
-            Ok(next) => *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next),
+            Ok(next) => {
+                *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next)
+            }
             Err(error) => eprintln!("aenv-blockd: no keeper can be started: {error}"),
         }
     }
 }
 
-fn start_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) -> io::Result<Peer> {
+fn start_keeper(
+    daemon: &Daemon,
+    folders: &Folders,
+    threads: usize,
+    buffer: u64,
+) -> io::Result<Peer> {
     let own = Peer::of(std::process::id())?;
     let mut arguments = vec!["keeper".to_owned()];
     arguments.extend(folders.options());

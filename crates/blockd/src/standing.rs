@@ -21,7 +21,10 @@ pub fn orders() {
 fn be_an_io_flusher() {
     // SAFETY: this prctl takes one number and changes only flags of this task, inherited by its later threads.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
-        eprintln!("aenv-blockd: no PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
+        eprintln!(
+            "aenv-blockd: no PR_SET_IO_FLUSHER: {}",
+            std::io::Error::last_os_error()
+        );
     }
 }
 
@@ -30,14 +33,26 @@ fn be_an_io_flusher() {
 fn keep_touched_memory() {
     // SAFETY: mlockall changes how the kernel treats our pages, not their content.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-        eprintln!("aenv-blockd: memory is not locked: {}", std::io::Error::last_os_error());
+        eprintln!(
+            "aenv-blockd: memory is not locked: {}",
+            std::io::Error::last_os_error()
+        );
     }
 }
 
 /// An export has a descriptor per layer and more.
 fn raise_the_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
-        eprintln!("aenv-blockd: the limit of open files stays at {:?}: {error}", limit.current);
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    ) {
+        eprintln!(
+            "aenv-blockd: the limit of open files stays at {:?}: {error}",
+            limit.current
+        );
     }
 }

@@ -51,7 +51,10 @@ impl Counters {
 
     pub fn by_name(&self) -> BTreeMap<String, u64> {
         let value = |counter: Counter| self.values[counter as usize].load(Ordering::Relaxed);
-        NAMES.iter().map(|(counter, name)| ((*name).to_owned(), value(*counter))).collect()
+        NAMES
+            .iter()
+            .map(|(counter, name)| ((*name).to_owned(), value(*counter)))
+            .collect()
     }
 }
 

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use aenv_wire::block::{
-    CaptureFinishOk, CaptureStart, CaptureStartOk, Empty, ErrorKind, Hold, Job, Operation, Outcome, StatsOk,
+    CaptureFinishOk, CaptureStart, CaptureStartOk, Empty, ErrorKind, Hold, Job, Operation, Outcome,
+    StatsOk,
 };
 use bench::{Client, Daemons, MIB, Random, host_can, is_alive, kill, open, wait_until};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -32,9 +33,19 @@ impl Guest {
         let length = usize::try_from(length).unwrap();
         // SAFETY: a new mapping at an address of the kernel's choice; unmapped when the guest is dropped.
         let base = unsafe {
-            mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE, &file, 0)
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            )
         };
-        Guest { base: base.unwrap(), length }
+        Guest {
+            base: base.unwrap(),
+            length,
+        }
     }
 
     fn bytes(&mut self) -> &mut [u8] {
@@ -67,11 +78,15 @@ impl Drop for Guest {
 }
 
 fn finish(job: &str) -> Operation {
-    Operation::CaptureFinish(Job { job: job.to_owned() })
+    Operation::CaptureFinish(Job {
+        job: job.to_owned(),
+    })
 }
 
 fn cancel(job: &str) -> Operation {
-    Operation::CaptureCancel(Job { job: job.to_owned() })
+    Operation::CaptureCancel(Job {
+        job: job.to_owned(),
+    })
 }
 
 fn dirty(guest: &mut Guest, random: &mut Random, pages: usize) {
@@ -85,7 +100,10 @@ fn dirty(guest: &mut Guest, random: &mut Random, pages: usize) {
     }
     // Pages that the guest zeroed, some over content of the parent and some over nothing.
     for _ in 0..pages / 4 {
-        guest.write_page(random.below((guest.length / PAGE) as u64) as usize, &[0; PAGE]);
+        guest.write_page(
+            random.below((guest.length / PAGE) as u64) as usize,
+            &[0; PAGE],
+        );
     }
 }
 
@@ -105,18 +123,36 @@ fn ten_generations_read_as_the_live_memory_was_byte_for_byte() {
         let mut guest = Guest::map(&client.memory(&name, size, &layers).path, size);
         dirty(&mut guest, &mut random, 60);
         let layer = daemons.text(&format!("layer{generation}"));
-        let hold = if generation % 2 == 0 { Hold::Buffer } else { Hold::Process };
+        let hold = if generation % 2 == 0 {
+            Hold::Buffer
+        } else {
+            Hold::Process
+        };
         let started: CaptureStartOk = client.ask(guest.start("j", &name, &layer, hold));
         if hold == Hold::Buffer {
             // The guest goes on at once; what it does now is not in this generation.
             let before = guest.bytes().to_vec();
             guest.write_page(0, &[0xee; PAGE]);
             let finished: CaptureFinishOk = client.ask(finish("j"));
-            check(&mut client, &finished, started.dirty_bytes, &mut layers, size, &before);
+            check(
+                &mut client,
+                &finished,
+                started.dirty_bytes,
+                &mut layers,
+                size,
+                &before,
+            );
             zeroed += finished.zero_bytes;
         } else {
             let finished: CaptureFinishOk = client.ask(finish("j"));
-            check(&mut client, &finished, started.dirty_bytes, &mut layers, size, guest.bytes());
+            check(
+                &mut client,
+                &finished,
+                started.dirty_bytes,
+                &mut layers,
+                size,
+                guest.bytes(),
+            );
             zeroed += finished.zero_bytes;
         }
     }
@@ -132,16 +168,26 @@ fn check(
     size: u64,
     live: &[u8],
 ) {
-    assert_eq!(finished.data_bytes + finished.zero_bytes + finished.skipped_bytes, dirty_bytes);
+    assert_eq!(
+        finished.data_bytes + finished.zero_bytes + finished.skipped_bytes,
+        dirty_bytes
+    );
     layers.push(finished.layer.clone());
     let path = client.memory("check", size, layers).path;
     let mut image = vec![0; live.len()];
     open(&path).read_exact_at(&mut image, 0).unwrap();
     client.unexport("check");
-    let wrong = (0..live.len() / PAGE).find(|page| image[page * PAGE..][..PAGE] != live[page * PAGE..][..PAGE]);
+    let wrong = (0..live.len() / PAGE)
+        .find(|page| image[page * PAGE..][..PAGE] != live[page * PAGE..][..PAGE]);
     assert_eq!(wrong, None, "first wrong page");
     let folder = Path::new(&finished.layer).parent().unwrap();
-    assert!(!std::fs::read_dir(folder).unwrap().any(|entry| entry.unwrap().path().extension().is_some_and(|e| e == "partial")));
+    assert!(!std::fs::read_dir(folder).unwrap().any(|entry| {
+        entry
+            .unwrap()
+            .path()
+            .extension()
+            .is_some_and(|e| e == "partial")
+    }));
 }
 
 #[test]
@@ -171,17 +217,40 @@ fn a_wrong_address_parent_or_length_is_refused() {
     let guest = Guest::map(&client.memory("m", MIB, &[]).path, MIB);
     client.memory("other", MIB, &[]);
     let with = |change: &dyn Fn(&mut CaptureStart)| {
-        let Operation::CaptureStart(mut start) = guest.start("j", "m", &daemons.text("l"), Hold::Buffer) else { panic!() };
+        let Operation::CaptureStart(mut start) =
+            guest.start("j", "m", &daemons.text("l"), Hold::Buffer)
+        else {
+            panic!()
+        };
         change(&mut start);
         Operation::CaptureStart(start)
     };
-    assert_eq!(client.refused(with(&|start| start.parent = "other".to_owned())), ErrorKind::Invalid);
-    assert_eq!(client.refused(with(&|start| start.address += 4096)), ErrorKind::Invalid);
-    assert_eq!(client.refused(with(&|start| start.length_bytes += 4096)), ErrorKind::Invalid);
-    assert_eq!(client.refused(with(&|start| start.layer = "relative".to_owned())), ErrorKind::Invalid);
-    assert_eq!(client.refused(with(&|start| start.layer = daemons.text("log"))), ErrorKind::Exists);
+    assert_eq!(
+        client.refused(with(&|start| start.parent = "other".to_owned())),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        client.refused(with(&|start| start.address += 4096)),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        client.refused(with(&|start| start.length_bytes += 4096)),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        client.refused(with(&|start| start.layer = "relative".to_owned())),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        client.refused(with(&|start| start.layer = daemons.text("log"))),
+        ErrorKind::Exists
+    );
     client.ask::<CaptureStartOk>(with(&|_| ()));
-    assert_eq!(client.refused(with(&|_| ())), ErrorKind::Exists, "a job of that name runs");
+    assert_eq!(
+        client.refused(with(&|_| ())),
+        ErrorKind::Exists,
+        "a job of that name runs"
+    );
     client.ask::<Empty>(cancel("j"));
 }
 
@@ -193,14 +262,31 @@ fn a_capture_that_has_no_room_says_so_before_the_guest_goes_on() {
     let daemons = Daemons::start_with(&["--capture-buffer-bytes-max", "4194304"], &[]);
     let small = daemons.path("small");
     std::fs::create_dir_all(&small).unwrap();
-    rustix::mount::mount("small", &small, "tmpfs", rustix::mount::MountFlags::empty(), c"size=4m").unwrap();
+    rustix::mount::mount(
+        "small",
+        &small,
+        "tmpfs",
+        rustix::mount::MountFlags::empty(),
+        c"size=4m",
+    )
+    .unwrap();
     let mut client = daemons.client();
     let mut guest = Guest::map(&client.memory("m", 16 * MIB, &[]).path, 16 * MIB);
     guest.bytes()[..6 << 20].fill(1);
     let layer = small.join("l").to_string_lossy().into_owned();
-    assert_eq!(client.refused(guest.start("j", "m", &layer, Hold::Process)), ErrorKind::NoSpace);
-    assert_eq!(std::fs::read_dir(&small).unwrap().count(), 0, "nothing is left behind");
-    assert_eq!(client.refused(guest.start("j", "m", &daemons.text("l"), Hold::Buffer)), ErrorKind::Busy);
+    assert_eq!(
+        client.refused(guest.start("j", "m", &layer, Hold::Process)),
+        ErrorKind::NoSpace
+    );
+    assert_eq!(
+        std::fs::read_dir(&small).unwrap().count(),
+        0,
+        "nothing is left behind"
+    );
+    assert_eq!(
+        client.refused(guest.start("j", "m", &daemons.text("l"), Hold::Buffer)),
+        ErrorKind::Busy
+    );
     assert!(!daemons.path("l.partial").exists());
     client.ask::<CaptureStartOk>(guest.start("j", "m", &daemons.text("l"), Hold::Process));
     client.ask::<CaptureFinishOk>(finish("j"));
@@ -222,25 +308,38 @@ fn a_cancel_at_any_time_leaves_either_the_layer_or_nothing() {
         let (job, layer) = (format!("j{round}"), daemons.text(&format!("l{round}")));
         client.ask::<CaptureStartOk>(guest.start(&job, "m", &layer, Hold::Process));
         let outcome = std::thread::scope(|scope| {
-            let finishing = scope.spawn(|| daemons.client().try_ask::<CaptureFinishOk>(finish(&job)).unwrap());
+            let finishing = scope.spawn(|| {
+                daemons
+                    .client()
+                    .try_ask::<CaptureFinishOk>(finish(&job))
+                    .unwrap()
+            });
             std::thread::sleep(Duration::from_millis(u64::from(round) * 8));
             let begun = Instant::now();
             let answer = daemons.client().try_ask::<Empty>(cancel(&job)).unwrap();
             longest.fetch_max(begun.elapsed().as_millis() as usize, Ordering::Relaxed);
             // Not found: it had ended, in time.
-            assert!(matches!(&answer, Outcome::Ok(_)) || matches!(&answer, Outcome::Error(e) if e.kind == ErrorKind::NotFound));
+            assert!(
+                matches!(&answer, Outcome::Ok(_))
+                    || matches!(&answer, Outcome::Error(e) if e.kind == ErrorKind::NotFound)
+            );
             finishing.join().unwrap()
         });
         match outcome {
             Outcome::Ok(_) => assert!(Path::new(&layer).exists()),
             Outcome::Error(error) => {
-                assert!(matches!(error.kind, ErrorKind::Canceled | ErrorKind::NotFound), "{error:?}");
+                assert!(
+                    matches!(error.kind, ErrorKind::Canceled | ErrorKind::NotFound),
+                    "{error:?}"
+                );
                 assert!(!Path::new(&layer).exists());
                 cancelled += 1;
             }
         }
         let partial = format!("{layer}.partial");
-        wait_until("the partial layer is gone", || !Path::new(&partial).exists());
+        wait_until("the partial layer is gone", || {
+            !Path::new(&partial).exists()
+        });
     }
     eprintln!("{cancelled} of 12 were cancelled, the longest cancel took {longest:?} ms");
     assert!(cancelled > 0);
@@ -275,8 +374,13 @@ impl GuestProcess {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("mapped ")?.parse().ok());
-        GuestProcess { child, address: address.unwrap() }
+        let address = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("mapped ")?.parse().ok());
+        GuestProcess {
+            child,
+            address: address.unwrap(),
+        }
     }
 
     fn start_capture(&self, job: &str, layer: &str, hold: Hold) -> Operation {
@@ -321,7 +425,10 @@ fn a_process_that_dies_while_it_is_read_is_an_error() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         kill(pid, libc::SIGKILL);
         match client.receive::<CaptureFinishOk>().unwrap().1 {
-            Outcome::Error(error) => assert!(matches!(error.kind, ErrorKind::NotFound | ErrorKind::Io), "{error:?}"),
+            Outcome::Error(error) => assert!(
+                matches!(error.kind, ErrorKind::NotFound | ErrorKind::Io),
+                "{error:?}"
+            ),
             Outcome::Ok(ok) => panic!("a layer of a dead process: {ok:?}"),
         }
         assert!(!Path::new(&layer).exists() && !daemons.path("l.partial").exists());
@@ -331,7 +438,10 @@ fn a_process_that_dies_while_it_is_read_is_an_error() {
     client.ask::<CaptureStartOk>(guest.start_capture("j", &daemons.text("l"), Hold::Buffer));
     guest.child.kill().unwrap();
     guest.child.wait().unwrap();
-    assert_eq!(client.ask::<CaptureFinishOk>(finish("j")).data_bytes, 256 * MIB);
+    assert_eq!(
+        client.ask::<CaptureFinishOk>(finish("j")).data_bytes,
+        256 * MIB
+    );
 }
 
 #[test]
@@ -348,7 +458,9 @@ fn a_capture_of_a_blockd_that_died_is_cleaned_up_by_the_next() {
     assert!(daemons.path("l.partial").exists());
     let before = daemons.hello();
     kill(before.pid, libc::SIGKILL);
-    wait_until("the next blockd serves", || !is_alive(before.pid) && daemons.hello().pid != before.pid);
+    wait_until("the next blockd serves", || {
+        !is_alive(before.pid) && daemons.hello().pid != before.pid
+    });
     assert!(!daemons.path("l.partial").exists());
     assert_eq!(daemons.client().refused(finish("j")), ErrorKind::NotFound);
     let mut client = daemons.client();

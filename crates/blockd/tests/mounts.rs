@@ -8,7 +8,9 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 
-use aenv_wire::block::{AbandonOk, Empty, ErrorKind, ExportsOk, ImportRaw, ImportRawOk, Name, Operation, StatsOk};
+use aenv_wire::block::{
+    AbandonOk, Empty, ErrorKind, ExportsOk, ImportRaw, ImportRawOk, Name, Operation, StatsOk,
+};
 use bench::{Daemons, MIB, discard, host_can, kill, open, wait_until};
 
 #[test]
@@ -17,7 +19,12 @@ fn a_disk_reads_back_writes_and_discards_in_sectors() {
         return;
     }
     let daemons = Daemons::start();
-    let disk = open(&daemons.client().disk("d", 8 * MIB, &[], &daemons.text("u")).path);
+    let disk = open(
+        &daemons
+            .client()
+            .disk("d", 8 * MIB, &[], &daemons.text("u"))
+            .path,
+    );
     disk.write_all_at(&[7; 4096], 8192).unwrap();
     disk.write_all_at(&[8; 512], 8192 + 512).unwrap();
     disk.sync_all().unwrap();
@@ -37,9 +44,19 @@ fn a_disk_reads_back_writes_and_discards_in_sectors() {
     assert_eq!(back[1200..1536], [7; 336], "and writes need none either");
     discard(&disk, 8192 + 600, 500).unwrap();
     disk.read_exact_at(&mut back[..1536], 8192).unwrap();
-    assert!(back[500..600].iter().chain(&back[1100..1200]).all(|byte| *byte == 1));
+    assert!(
+        back[500..600]
+            .iter()
+            .chain(&back[1100..1200])
+            .all(|byte| *byte == 1)
+    );
     assert_eq!(back[600..1100], [0; 500]);
-    assert_eq!(disk.write_all_at(&[1; 512], 8 * MIB).unwrap_err().raw_os_error(), Some(libc::EFBIG));
+    assert_eq!(
+        disk.write_all_at(&[1; 512], 8 * MIB)
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::EFBIG)
+    );
     assert!(disk.set_len(MIB).is_err(), "a disk has its size");
     assert_eq!(disk.metadata().unwrap().len(), 8 * MIB);
 }
@@ -50,11 +67,25 @@ fn direct_readers_learn_the_sector_size_from_the_error() {
         return;
     }
     let daemons = Daemons::start();
-    let path = daemons.client().disk("d", MIB, &[], &daemons.text("u")).path;
-    let direct = std::fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
-    assert_eq!(direct.read_at(&mut [0; 512], 1).unwrap_err().kind(), Io::InvalidInput);
+    let path = daemons
+        .client()
+        .disk("d", MIB, &[], &daemons.text("u"))
+        .path;
+    let direct = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+        .unwrap();
+    assert_eq!(
+        direct.read_at(&mut [0; 512], 1).unwrap_err().kind(),
+        Io::InvalidInput
+    );
     assert_eq!(direct.read_at(&mut [0; 512], 512).unwrap(), 512);
-    assert_eq!(direct.write_at(&[0; 512], 1).unwrap_err().kind(), Io::InvalidInput);
+    assert_eq!(
+        direct.write_at(&[0; 512], 1).unwrap_err().kind(),
+        Io::InvalidInput
+    );
 }
 
 #[test]
@@ -66,16 +97,28 @@ fn a_memory_image_opens_for_writing_and_cannot_be_changed() {
     let mut client = daemons.client();
     std::fs::write(daemons.path("raw"), vec![5u8; MIB as usize]).unwrap();
     let (source, into) = (daemons.text("raw"), daemons.text("layer"));
-    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw { source, into: into.clone() }));
+    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw {
+        source,
+        into: into.clone(),
+    }));
     let image = open(&client.memory("m", 2 * MIB, &[into]).path);
-    assert_eq!(image.write_at(&[1], 0).unwrap_err().raw_os_error(), Some(libc::EROFS));
+    assert_eq!(
+        image.write_at(&[1], 0).unwrap_err().raw_os_error(),
+        Some(libc::EROFS)
+    );
     assert!(image.set_len(0).is_err());
     discard(&image, 0, MIB).expect("the punch of a balloon is answered with success");
     let mut bytes = vec![0; 2 * MIB as usize];
     image.read_exact_at(&mut bytes, 0).unwrap();
-    assert!(bytes[..MIB as usize].iter().all(|byte| *byte == 5), "and the image is whole");
+    assert!(
+        bytes[..MIB as usize].iter().all(|byte| *byte == 5),
+        "and the image is whole"
+    );
     assert!(bytes[MIB as usize..].iter().all(|byte| *byte == 0));
-    assert_eq!(client.ask::<StatsOk>(Operation::Stats).counters["memory.punch_ignored"], 1);
+    assert_eq!(
+        client.ask::<StatsOk>(Operation::Stats).counters["memory.punch_ignored"],
+        1
+    );
 }
 
 #[test]
@@ -89,11 +132,23 @@ fn the_tree_is_listed_and_cannot_be_changed() {
         client.memory(&format!("image-with-a-long-name-{index:03}"), MIB, &[]);
     }
     client.disk("d", MIB, &[], &daemons.text("u"));
-    let listed = std::fs::read_dir(daemons.path("mnt/memory")).unwrap().count();
+    let listed = std::fs::read_dir(daemons.path("mnt/memory"))
+        .unwrap()
+        .count();
     assert_eq!(listed, 300);
-    assert_eq!(std::fs::read_dir(daemons.path("mnt/disks")).unwrap().count(), 1);
+    assert_eq!(
+        std::fs::read_dir(daemons.path("mnt/disks"))
+            .unwrap()
+            .count(),
+        1
+    );
     for path in ["mnt/memory/new", "mnt/disks/new"] {
-        assert_eq!(std::fs::File::create(daemons.path(path)).unwrap_err().raw_os_error(), Some(libc::EROFS));
+        assert_eq!(
+            std::fs::File::create(daemons.path(path))
+                .unwrap_err()
+                .raw_os_error(),
+            Some(libc::EROFS)
+        );
     }
     assert!(std::fs::remove_file(daemons.path("mnt/disks/d")).is_err());
     assert!(std::fs::rename(daemons.path("mnt/disks/d"), daemons.path("mnt/disks/e")).is_err());
@@ -108,7 +163,10 @@ fn a_name_that_is_exported_again_leads_to_the_new_content() {
     let mut client = daemons.client();
     std::fs::write(daemons.path("raw"), vec![5u8; MIB as usize]).unwrap();
     let (source, into) = (daemons.text("raw"), daemons.text("layer"));
-    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw { source, into: into.clone() }));
+    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw {
+        source,
+        into: into.clone(),
+    }));
     let first = client.memory("m", MIB, &[into]);
     assert_eq!(std::fs::read(&first.path).unwrap()[0], 5);
     client.unexport("m");
@@ -128,31 +186,57 @@ fn a_reader_that_waits_for_a_slow_layer_is_abandoned_and_others_never_wait() {
     let daemons = Daemons::start();
     let slow_layer = layer_on_another_blockd(&store);
     let mut client = daemons.client();
-    let slow = client.disk("slow", MIB, &[slow_layer], &daemons.text("u0")).path;
+    let slow = client
+        .disk("slow", MIB, &[slow_layer], &daemons.text("u0"))
+        .path;
     let quick = open(&client.disk("quick", MIB, &[], &daemons.text("u1")).path);
     store.stop_answering();
     let readers: Vec<_> = (0..40)
         .map(|index| {
             let file = open(&slow);
-            std::thread::spawn(move || file.read_at(&mut [0; 512], index * 512).map_err(|error| error.raw_os_error()))
+            std::thread::spawn(move || {
+                file.read_at(&mut [0; 512], index * 512)
+                    .map_err(|error| error.raw_os_error())
+            })
         })
         .collect();
     let waiting = || daemons.client().ask::<StatsOk>(Operation::Stats).counters["disk.read"] >= 16;
     wait_until("sixteen readers are inside a handler", waiting);
-    let parked = || daemons.client().ask::<StatsOk>(Operation::Stats).counters["request.parked"] == 24;
+    let parked =
+        || daemons.client().ask::<StatsOk>(Operation::Stats).counters["request.parked"] == 24;
     wait_until("the others are parked", parked);
     quick.write_all_at(&[1; 512], 0).unwrap();
     quick.read_exact_at(&mut [0; 512], 0).unwrap();
-    let abandoned: AbandonOk = client.ask(Operation::Abandon(Name { name: "slow".to_owned() }));
+    let abandoned: AbandonOk = client.ask(Operation::Abandon(Name {
+        name: "slow".to_owned(),
+    }));
     assert_eq!(abandoned.waiting, 40);
     for reader in readers {
         assert_eq!(reader.join().unwrap(), Err(Some(libc::EIO)));
     }
-    assert_eq!(open(&slow).read_at(&mut [0; 512], 0).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(
+        open(&slow)
+            .read_at(&mut [0; 512], 0)
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::EIO)
+    );
     let exports: ExportsOk = client.ask(Operation::Exports);
-    assert!(exports.exports.iter().find(|export| export.name == "slow").unwrap().abandoned);
+    assert!(
+        exports
+            .exports
+            .iter()
+            .find(|export| export.name == "slow")
+            .unwrap()
+            .abandoned
+    );
     client.unexport("slow");
-    assert_eq!(client.refused(Operation::Abandon(Name { name: "slow".to_owned() })), ErrorKind::NotFound);
+    assert_eq!(
+        client.refused(Operation::Abandon(Name {
+            name: "slow".to_owned()
+        })),
+        ErrorKind::NotFound
+    );
     store.go_on();
 }
 
@@ -161,9 +245,14 @@ fn layer_on_another_blockd(store: &Daemons) -> String {
     let mut client = store.client();
     std::fs::write(store.path("raw"), vec![5u8; MIB as usize]).unwrap();
     let (source, into) = (store.text("raw"), store.text("layer"));
-    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw { source, into: into.clone() }));
+    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw {
+        source,
+        into: into.clone(),
+    }));
     let bytes = std::fs::read(&into).unwrap();
-    let path = client.disk("layer", bytes.len() as u64, &[], &store.text("u")).path;
+    let path = client
+        .disk("layer", bytes.len() as u64, &[], &store.text("u"))
+        .path;
     open(&path).write_all_at(&bytes, 0).unwrap();
     path
 }
@@ -179,9 +268,16 @@ fn unexport_answers_whoever_still_waits() {
     let mut client = daemons.client();
     let slow = open(&client.memory("slow", MIB, &[slow_layer]).path);
     store.stop_answering();
-    let reader = std::thread::spawn(move || slow.read_at(&mut [0; 512], 0).map_err(|error| error.raw_os_error()));
-    wait_until("the reader waits", || daemons.client().ask::<StatsOk>(Operation::Stats).counters["memory.read"] >= 1);
-    client.ask::<Empty>(Operation::Unexport(Name { name: "slow".to_owned() }));
+    let reader = std::thread::spawn(move || {
+        slow.read_at(&mut [0; 512], 0)
+            .map_err(|error| error.raw_os_error())
+    });
+    wait_until("the reader waits", || {
+        daemons.client().ask::<StatsOk>(Operation::Stats).counters["memory.read"] >= 1
+    });
+    client.ask::<Empty>(Operation::Unexport(Name {
+        name: "slow".to_owned(),
+    }));
     assert_eq!(reader.join().unwrap(), Err(Some(libc::EIO)));
     store.go_on();
 }
@@ -193,12 +289,22 @@ fn a_state_folder_has_one_pair_and_a_second_keeper_is_refused() {
     }
     let daemons = Daemons::start();
     let second = daemons.command().output().unwrap();
-    assert_eq!(second.status.code(), Some(3), "{}", String::from_utf8_lossy(&second.stderr));
+    assert_eq!(
+        second.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&second.stderr)
+    );
     // Also when the keeper is dead for the moment and blockd alone holds the mounts.
     let hello = daemons.hello();
     kill(hello.keeper_pid, libc::SIGKILL);
     let second = daemons.command().output().unwrap();
-    assert_eq!(second.status.code(), Some(3), "{}", String::from_utf8_lossy(&second.stderr));
+    assert_eq!(
+        second.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&second.stderr)
+    );
     assert_eq!(daemons.hello().pid, hello.pid);
 }
 
@@ -232,11 +338,15 @@ fn a_stale_mount_of_a_killed_pair_is_replaced() {
     kill(hello.keeper_pid, libc::SIGSTOP);
     kill(hello.pid, libc::SIGKILL);
     kill(hello.keeper_pid, libc::SIGKILL);
-    wait_until("both are dead", || !bench::is_alive(hello.pid) && !bench::is_alive(hello.keeper_pid));
+    wait_until("both are dead", || {
+        !bench::is_alive(hello.pid) && !bench::is_alive(hello.keeper_pid)
+    });
     assert!(mounted(&daemons), "a dead connection stays mounted");
     daemons.start_keeper(&[]);
     daemons.hello();
-    open(&daemons.text("mnt/disks/d")).write_all_at(&[1; 512], 0).unwrap();
+    open(&daemons.text("mnt/disks/d"))
+        .write_all_at(&[1; 512], 0)
+        .unwrap();
 }
 
 #[test]
@@ -247,7 +357,9 @@ fn the_shutdown_operation_ends_both() {
     let daemons = Daemons::start();
     let hello = daemons.hello();
     daemons.client().ask::<Empty>(Operation::Shutdown);
-    wait_until("both have ended", || !bench::is_alive(hello.pid) && !bench::is_alive(hello.keeper_pid));
+    wait_until("both have ended", || {
+        !bench::is_alive(hello.pid) && !bench::is_alive(hello.keeper_pid)
+    });
     assert!(!mounted(&daemons));
 }
 
@@ -284,7 +396,14 @@ struct SmallDisk {
 impl SmallDisk {
     fn mount(path: std::path::PathBuf) -> SmallDisk {
         std::fs::create_dir_all(&path).unwrap();
-        rustix::mount::mount("small", &path, "tmpfs", rustix::mount::MountFlags::empty(), c"size=8m").unwrap();
+        rustix::mount::mount(
+            "small",
+            &path,
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            c"size=8m",
+        )
+        .unwrap();
         SmallDisk { path }
     }
 }
@@ -307,11 +426,18 @@ fn nonsense_on_the_control_socket_is_answered_and_a_long_frame_ends_only_its_con
         return;
     }
     let daemons = Daemons::start();
-    let mut stream = std::os::unix::net::UnixStream::connect(daemons.path("run/blockd.sock")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut stream =
+        std::os::unix::net::UnixStream::connect(daemons.path("run/blockd.sock")).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     aenv_wire::block::write_frame(&mut stream, br#"{"id":9,"op":"explode"}"#).unwrap();
     let answer = aenv_wire::block::read_frame(&mut stream).unwrap().unwrap();
-    assert!(answer.starts_with(br#"{"id":9,"error":{"kind":"invalid""#), "{}", String::from_utf8_lossy(&answer));
+    assert!(
+        answer.starts_with(br#"{"id":9,"error":{"kind":"invalid""#),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
     stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
     daemons.hello();

@@ -33,7 +33,10 @@ impl Load {
     fn timed<T>(&self, operation: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let outcome = operation();
-        self.longest_us.fetch_max(u64::try_from(begun.elapsed().as_micros()).unwrap(), Ordering::Relaxed);
+        self.longest_us.fetch_max(
+            u64::try_from(begun.elapsed().as_micros()).unwrap(),
+            Ordering::Relaxed,
+        );
         self.operations.fetch_add(1, Ordering::Relaxed);
         outcome
     }
@@ -52,17 +55,23 @@ impl Load {
             match random.below(8) {
                 0..=2 => {
                     random.fill(piece);
-                    self.timed(|| file.write_all_at(piece, start + offset)).unwrap();
+                    self.timed(|| file.write_all_at(piece, start + offset))
+                        .unwrap();
                     model[range].copy_from_slice(piece);
                 }
                 3 => {
-                    self.timed(|| discard(file, start + offset, length)).unwrap();
+                    self.timed(|| discard(file, start + offset, length))
+                        .unwrap();
                     model[range].fill(0);
                 }
                 4 => self.timed(|| file.sync_data()).unwrap(),
                 _ => {
-                    self.timed(|| file.read_exact_at(piece, start + offset)).unwrap();
-                    assert!(*piece == model[range.clone()], "seed {seed}: wrong bytes in {range:?}");
+                    self.timed(|| file.read_exact_at(piece, start + offset))
+                        .unwrap();
+                    assert!(
+                        *piece == model[range.clone()],
+                        "seed {seed}: wrong bytes in {range:?}"
+                    );
                 }
             }
         }
@@ -78,9 +87,13 @@ impl Load {
         while !self.stop.load(Ordering::Relaxed) {
             let offset = 4096 * random.below((IMAGE - bytes.len() as u64) / 4096);
             let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-            self.timed(|| file.read_exact_at(&mut bytes, offset)).unwrap();
+            self.timed(|| file.read_exact_at(&mut bytes, offset))
+                .unwrap();
             let start = usize::try_from(offset).unwrap();
-            assert!(bytes == content[start..start + bytes.len()], "seed {seed}: wrong bytes at {offset}");
+            assert!(
+                bytes == content[start..start + bytes.len()],
+                "seed {seed}: wrong bytes at {offset}"
+            );
         }
     }
 }
@@ -96,10 +109,21 @@ fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
     Random::new(1).fill(&mut content);
     std::fs::write(daemons.path("raw"), &content).unwrap();
     let (source, into) = (daemons.text("raw"), daemons.text("image"));
-    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw { source, into: into.clone() }));
+    client.ask::<ImportRawOk>(Operation::ImportRaw(ImportRaw {
+        source,
+        into: into.clone(),
+    }));
     let image = open(&client.memory("m", IMAGE, &[into]).path);
-    let disk = open(&client.disk("d", WRITERS * REGION, &[], &daemons.text("u")).path);
-    let load = Load { stop: AtomicBool::new(false), operations: AtomicU64::new(0), longest_us: AtomicU64::new(0) };
+    let disk = open(
+        &client
+            .disk("d", WRITERS * REGION, &[], &daemons.text("u"))
+            .path,
+    );
+    let load = Load {
+        stop: AtomicBool::new(false),
+        operations: AtomicU64::new(0),
+        longest_us: AtomicU64::new(0),
+    };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (load, disk) = (&load, &disk);
@@ -114,7 +138,9 @@ fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
             let between = daemons.hello();
             assert_ne!(between.pid, before.pid);
             kill(between.keeper_pid, libc::SIGKILL);
-            wait_until("a new keeper is there", || daemons.hello().keeper_pid != between.keeper_pid);
+            wait_until("a new keeper is there", || {
+                daemons.hello().keeper_pid != between.keeper_pid
+            });
         }
         load.stop.store(true, Ordering::Relaxed);
     });
@@ -139,20 +165,46 @@ fn a_seal_that_is_cut_off_at_any_step_is_finished_by_the_next_blockd() {
             disk.write_all_at(&[7; 4096], 4096).unwrap();
             let asked = new_upper.then_some(u1.as_str());
             let first = daemons.hello();
-            assert!(daemons.client().try_ask::<serde_json::Value>(seal("d", asked)).is_none(), "{point}: it did not die");
-            wait_until("the next blockd serves", || daemons.hello().pid != first.pid);
+            assert!(
+                daemons
+                    .client()
+                    .try_ask::<serde_json::Value>(seal("d", asked))
+                    .is_none(),
+                "{point}: it did not die"
+            );
+            wait_until("the next blockd serves", || {
+                daemons.hello().pid != first.pid
+            });
             let exports: ExportsOk = daemons.client().ask(Operation::Exports);
-            assert_eq!(exports.exports[0].layers, std::slice::from_ref(&u0), "{point}");
+            assert_eq!(
+                exports.exports[0].layers,
+                std::slice::from_ref(&u0),
+                "{point}"
+            );
             assert_eq!(exports.exports[0].upper.as_deref(), asked, "{point}");
             let again = daemons.client().seal("d", asked);
-            assert_eq!((again.layer.as_str(), again.data_bytes), (u0.as_str(), 4096), "{point}");
+            assert_eq!(
+                (again.layer.as_str(), again.data_bytes),
+                (u0.as_str(), 4096),
+                "{point}"
+            );
             let mut back = [0; 8192];
             disk.read_exact_at(&mut back, 0).unwrap();
-            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
-            assert_eq!(disk.write_all_at(&[8; 512], 0).is_ok(), new_upper, "{point}");
+            assert!(
+                back[..4096] == [0; 4096] && back[4096..] == [7; 4096],
+                "{point}"
+            );
+            assert_eq!(
+                disk.write_all_at(&[8; 512], 0).is_ok(),
+                new_upper,
+                "{point}"
+            );
             let clone = open(&daemons.client().memory("clone", MIB, &[u0]).path);
             clone.read_exact_at(&mut back, 0).unwrap();
-            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
+            assert!(
+                back[..4096] == [0; 4096] && back[4096..] == [7; 4096],
+                "{point}"
+            );
         }
     }
 }
@@ -163,11 +215,18 @@ fn a_keeper_and_a_blockd_that_die_at_once_after_each_other_are_both_replaced() {
         return;
     }
     let daemons = Daemons::start();
-    let disk = open(&daemons.client().disk("d", MIB, &[], &daemons.text("u")).path);
+    let disk = open(
+        &daemons
+            .client()
+            .disk("d", MIB, &[], &daemons.text("u"))
+            .path,
+    );
     for round in 0..3u8 {
         let before = daemons.hello();
         kill(before.keeper_pid, libc::SIGKILL);
-        wait_until("a new keeper is there", || daemons.hello().keeper_pid != before.keeper_pid);
+        wait_until("a new keeper is there", || {
+            daemons.hello().keeper_pid != before.keeper_pid
+        });
         kill(before.pid, libc::SIGKILL);
         disk.write_all_at(&[round; 512], 0).unwrap();
         let mut back = [9; 512];

@@ -17,7 +17,10 @@ pub struct Budget {
 
 impl Budget {
     pub fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { used: AtomicU64::new(0), limit })
+        Arc::new(Budget {
+            used: AtomicU64::new(0),
+            limit,
+        })
     }
 
     pub fn used(&self) -> u64 {
@@ -42,13 +45,25 @@ impl Buffer {
     pub fn new(budget: &Arc<Budget>, bytes: usize) -> Result<Buffer, CaptureError> {
         let asked = bytes as u64;
         let fits = |used: u64| used.checked_add(asked).filter(|sum| *sum <= budget.limit);
-        if let Err(used) = budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            return Err(CaptureError::BufferFull { asked, used, limit: budget.limit });
+        if let Err(used) = budget
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+        {
+            return Err(CaptureError::BufferFull {
+                asked,
+                used,
+                limit: budget.limit,
+            });
         }
         // From here on dropping the buffer gives the budget back, also when the mapping failed.
-        let mut buffer = Buffer { base: std::ptr::null_mut(), bytes, budget: budget.clone() };
+        let mut buffer = Buffer {
+            base: std::ptr::null_mut(),
+            bytes,
+            budget: budget.clone(),
+        };
         if bytes > 0 {
-            buffer.base = Self::map(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
+            buffer.base =
+                Self::map(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
         }
         Ok(buffer)
     }
@@ -58,7 +73,14 @@ impl Buffer {
         // fragmented, since the kernel compacts for each of them, while the VMM stands still.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?
+        };
         Ok(base.cast())
     }
 
@@ -85,7 +107,9 @@ impl Drop for Buffer {
             // SAFETY: the mapping made by `map`, with its length; no slice of it outlives `self`.
             let _ = unsafe { munmap(self.base.cast(), self.bytes) };
         }
-        self.budget.used.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        self.budget
+            .used
+            .fetch_sub(self.bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -98,7 +122,10 @@ mod tests {
         let budget = Budget::new(10_000);
         let mut first = Buffer::new(&budget, 8192).unwrap();
         first.bytes_mut()[8191] = 1;
-        assert!(matches!(Buffer::new(&budget, 4096), Err(CaptureError::BufferFull { used: 8192, .. })));
+        assert!(matches!(
+            Buffer::new(&budget, 4096),
+            Err(CaptureError::BufferFull { used: 8192, .. })
+        ));
         drop(first);
         assert_eq!(budget.used(), 0);
         assert!(Buffer::new(&budget, 0).unwrap().bytes().is_empty());

@@ -10,8 +10,11 @@ pub fn covers(maps: &str, inode: u64, address: u64, length: u64) -> bool {
     let end = address + length;
     let mut covered_to = address;
     for line in maps.lines() {
-        let Some(area) = Area::parse(line) else { continue };
-        if area.inode != inode || !area.private || area.end <= covered_to || area.start > covered_to {
+        let Some(area) = Area::parse(line) else {
+            continue;
+        };
+        if area.inode != inode || !area.private || area.end <= covered_to || area.start > covered_to
+        {
             continue;
         }
         // The image's offset must run with the address, or pages would be recorded at wrong places.
@@ -26,10 +29,20 @@ pub fn covers(maps: &str, inode: u64, address: u64, length: u64) -> bool {
     false
 }
 
-pub fn check(pid: u32, parent: &str, inode: u64, address: u64, length: u64) -> Result<(), CaptureError> {
+pub fn check(
+    pid: u32,
+    parent: &str,
+    inode: u64,
+    address: u64,
+    length: u64,
+) -> Result<(), CaptureError> {
     let failed = |source: std::io::Error| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => CaptureError::Gone { pid },
-        _ => CaptureError::Process { pid, step: "reading the mappings", source },
+        _ => CaptureError::Process {
+            pid,
+            step: "reading the mappings",
+            source,
+        },
     };
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).map_err(failed)?;
     if maps.is_empty() {
@@ -38,7 +51,11 @@ pub fn check(pid: u32, parent: &str, inode: u64, address: u64, length: u64) -> R
     if covers(&maps, inode, address, length) {
         return Ok(());
     }
-    Err(CaptureError::NotMapped { pid, parent: parent.to_owned(), address })
+    Err(CaptureError::NotMapped {
+        pid,
+        parent: parent.to_owned(),
+        address,
+    })
 }
 
 struct Area {
@@ -58,7 +75,13 @@ impl Area {
         let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
         let inode = fields.nth(1)?.parse().ok()?;
         let hex = |text| u64::from_str_radix(text, 16).ok();
-        Some(Area { start: hex(start)?, end: hex(end)?, private, offset, inode })
+        Some(Area {
+            start: hex(start)?,
+            end: hex(end)?,
+            private,
+            offset,
+            inode,
+        })
     }
 }
 
@@ -82,7 +105,10 @@ mod tests {
     #[test]
     fn a_wrong_place_file_or_kind_of_mapping_is_refused() {
         assert!(!covers(MAPS, 77, 0x7f00_0000_0000, 0x20_1000), "too long");
-        assert!(!covers(MAPS, 77, 0x7f00_0010_0000, 0x1000), "not the image's start");
+        assert!(
+            !covers(MAPS, 77, 0x7f00_0010_0000, 0x1000),
+            "not the image's start"
+        );
         assert!(!covers(MAPS, 78, 0x7f00_0030_0000, 0x1000), "shared");
         assert!(!covers(MAPS, 99, 0x7f00_0000_0000, 0x1000), "another image");
     }

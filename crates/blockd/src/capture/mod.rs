@@ -8,6 +8,7 @@
 //! wait for blockd itself.
 
 mod buffer;
+mod captures;
 mod error;
 mod job;
 mod mapping;
@@ -16,8 +17,8 @@ mod pages;
 mod scan;
 mod write;
 
+pub use captures::Captures;
 pub use error::CaptureError;
-pub use job::Captures;
 
 /// Bytes `start..start + length` of the image, which the process maps at `address + start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

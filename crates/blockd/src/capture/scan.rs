@@ -50,11 +50,17 @@ struct Region {
 pub fn dirty_ranges(pid: u32, address: u64, length: u64) -> Result<Vec<Range>, CaptureError> {
     let failed = |source: io::Error| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => CaptureError::Gone { pid },
-        _ => CaptureError::Process { pid, step: "scanning the page map", source },
+        _ => CaptureError::Process {
+            pid,
+            step: "scanning the page map",
+            source,
+        },
     };
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed)?;
     match by_ioctl(&pagemap, address, length) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => by_reading(&pagemap, address, length).map_err(failed),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+            by_reading(&pagemap, address, length).map_err(failed)
+        }
         other => other.map_err(failed),
     }
 }
@@ -81,7 +87,11 @@ fn by_ioctl(pagemap: &File, address: u64, length: u64) -> io::Result<Vec<Range>>
         let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
         for region in &regions[..found.min(REGIONS)] {
-            push(&mut ranges, region.start - address, region.end - region.start);
+            push(
+                &mut ranges,
+                region.start - address,
+                region.end - region.start,
+            );
         }
         if argument.walk_end <= start {
             break;
@@ -134,7 +144,15 @@ mod tests {
         let length = 64 * 4096usize;
         // SAFETY: a new mapping of a file of that length, unmapped at the end of the test; only this test touches it.
         let base = unsafe {
-            mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE, &file, 0).unwrap()
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            )
+            .unwrap()
         };
         let byte = |page: usize| base.cast::<u8>().wrapping_add(page * 4096);
         for page in [3, 4, 5, 40, 63] {
@@ -144,11 +162,19 @@ mod tests {
         // A page that was only read stays the file's.
         // SAFETY: inside the mapping above.
         unsafe { byte(10).read_volatile() };
-        let wanted = [(3, 3), (40, 1), (63, 1)].map(|(page, count)| Range { start: page * 4096, length: count * 4096 });
+        let wanted = [(3, 3), (40, 1), (63, 1)].map(|(page, count)| Range {
+            start: page * 4096,
+            length: count * 4096,
+        });
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        assert_eq!(by_reading(&pagemap, base as u64, length as u64).unwrap(), wanted);
+        assert_eq!(
+            by_reading(&pagemap, base as u64, length as u64).unwrap(),
+            wanted
+        );
         match by_ioctl(&pagemap, base as u64, length as u64) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => eprintln!("skipped: no PAGEMAP_SCAN here"),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                eprintln!("skipped: no PAGEMAP_SCAN here")
+            }
             ranges => assert_eq!(ranges.unwrap(), wanted),
         }
         // SAFETY: the mapping made above, not used after this.

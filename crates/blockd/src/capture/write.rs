@@ -36,7 +36,9 @@ pub fn copy(
     let one_thread = || -> Result<(), CaptureError> {
         loop {
             let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((batch, destination)) = next else { return Ok(()) };
+            let Some((batch, destination)) = next else {
+                return Ok(());
+            };
             check(spec, cancelled)?;
             memory::read(spec.pid, spec.address, batch, destination)?;
         }
@@ -47,7 +49,9 @@ pub fn copy(
         std::thread::scope(|scope| {
             let other = scope.spawn(one_thread);
             let own = one_thread();
-            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let other = other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             own.and(other)
         })?;
     }
@@ -94,7 +98,10 @@ fn append_batch(
         let (own, rest) = bytes.split_at(range.length as usize);
         pages::append(writer, parent, *range, own, totals).map_err(|error| match error {
             PagesError::Parent(source) => CaptureError::Parent { source },
-            PagesError::Layer(source) => CaptureError::Layer { layer: spec.layer.clone(), source },
+            PagesError::Layer(source) => CaptureError::Layer {
+                layer: spec.layer.clone(),
+                source,
+            },
         })?;
         bytes = rest;
     }

@@ -37,7 +37,9 @@ impl Daemon {
                 continue;
             };
             if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-                eprintln!("aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused");
+                eprintln!(
+                    "aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused"
+                );
                 continue;
             }
             connections.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +77,10 @@ impl Daemon {
             Ok(request) => request,
             Err(error) => {
                 let id = error.id.unwrap_or(0);
-                return send(writer, &encode_error(id, ErrorKind::Invalid, &error.to_string()));
+                return send(
+                    writer,
+                    &encode_error(id, ErrorKind::Invalid, &error.to_string()),
+                );
             }
         };
         if Daemon::is_immediate(&request.operation) {
@@ -96,14 +101,25 @@ impl Daemon {
         });
         if let Err(error) = started {
             self.operations.fetch_sub(1, Ordering::Relaxed);
-            send(writer, &encode_error(id, ErrorKind::Busy, &format!("no thread can be started: {error}")));
+            send(
+                writer,
+                &encode_error(
+                    id,
+                    ErrorKind::Busy,
+                    &format!("no thread can be started: {error}"),
+                ),
+            );
         }
     }
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // Operations merge and import layers: more stack than the handlers of guests' requests.
-    std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(work).map(|_| ())
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(1 << 20)
+        .spawn(work)
+        .map(|_| ())
 }
 
 fn send(writer: &Mutex<UnixStream>, body: &[u8]) {

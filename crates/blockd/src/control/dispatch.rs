@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aenv_wire::block::{
-    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk, Merge, MergeOk,
-    Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
+    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk,
+    Merge, MergeOk, Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
 };
 use rustix::process::Signal;
 use serde::Serialize;
@@ -43,31 +43,55 @@ impl Daemon {
 
     /// Operations that end something: they run however many others do, since those may be waiting for them.
     pub fn is_always_admitted(operation: &Operation) -> bool {
-        matches!(operation, Operation::Abandon(_) | Operation::Unexport(_) | Operation::CaptureCancel(_))
+        matches!(
+            operation,
+            Operation::Abandon(_) | Operation::Unexport(_) | Operation::CaptureCancel(_)
+        )
     }
 
     pub fn carry_out(&self, request: Request) -> Vec<u8> {
         let id = request.id;
         let outcome = match request.operation {
             Operation::Hello => ok(id, self.hello()),
-            Operation::ExportMemory(asked) => self.exported(self.exports.export_memory(asked)).map(|a| encode_ok(id, &a)),
-            Operation::ExportDisk(asked) => self.exported(self.exports.export_disk(asked)).map(|a| encode_ok(id, &a)),
+            Operation::ExportMemory(asked) => self
+                .exported(self.exports.export_memory(asked))
+                .map(|a| encode_ok(id, &a)),
+            Operation::ExportDisk(asked) => self
+                .exported(self.exports.export_disk(asked))
+                .map(|a| encode_ok(id, &a)),
             Operation::Unexport(Name { name }) => self.unexport(&name).map(|a| encode_ok(id, &a)),
             Operation::Abandon(Name { name }) => self.abandon(&name).map(|a| encode_ok(id, &a)),
-            Operation::Exports => ok(id, ExportsOk { exports: self.exports.list() }),
-            Operation::SealDisk(asked) => {
-                self.exports.seal_disk(&asked.name, asked.new_upper).map(|a| encode_ok(id, &a)).map_err(Refusal::from)
-            }
+            Operation::Exports => ok(
+                id,
+                ExportsOk {
+                    exports: self.exports.list(),
+                },
+            ),
+            Operation::SealDisk(asked) => self
+                .exports
+                .seal_disk(&asked.name, asked.new_upper)
+                .map(|a| encode_ok(id, &a))
+                .map_err(Refusal::from),
             Operation::Sync(asked) => sync(&asked.paths).map(|a| encode_ok(id, &a)),
-            Operation::CaptureStart(asked) => self.captures.start(asked).map(|a| encode_ok(id, &a)).map_err(Refusal::from),
+            Operation::CaptureStart(asked) => self
+                .captures
+                .start(asked)
+                .map(|a| encode_ok(id, &a))
+                .map_err(Refusal::from),
             Operation::CaptureFinish(asked) => {
                 let finished = self.captures.finish(&asked.job);
-                self.counters.add(if finished.is_ok() { Counter::Captured } else { Counter::CaptureFailed });
+                self.counters.add(if finished.is_ok() {
+                    Counter::Captured
+                } else {
+                    Counter::CaptureFailed
+                });
                 finished.map(|a| encode_ok(id, &a)).map_err(Refusal::from)
             }
-            Operation::CaptureCancel(asked) => {
-                self.captures.cancel(&asked.job).map(|()| encode_ok(id, &Empty {})).map_err(Refusal::from)
-            }
+            Operation::CaptureCancel(asked) => self
+                .captures
+                .cancel(&asked.job)
+                .map(|()| encode_ok(id, &Empty {}))
+                .map_err(Refusal::from),
             Operation::Merge(asked) => merge(&asked).map(|a| encode_ok(id, &a)),
             Operation::ImportRaw(asked) => import_raw(&asked).map(|a| encode_ok(id, &a)),
             Operation::Stats => ok(id, self.stats()),
@@ -80,7 +104,10 @@ impl Daemon {
     }
 
     pub fn keeper(&self) -> Arc<Peer> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.keeper
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn hello(&self) -> HelloOk {
@@ -99,7 +126,9 @@ impl Daemon {
             buffer_bytes: self.captures.buffer_bytes(),
             exports: self.exports.count() as u64,
             captures: self.captures.count() as u64,
-            threads: (self.memory.threads() + self.disks.threads() + self.operations.load(Ordering::Relaxed)) as u64,
+            threads: (self.memory.threads()
+                + self.disks.threads()
+                + self.operations.load(Ordering::Relaxed)) as u64,
         }
     }
 
@@ -110,17 +139,29 @@ impl Daemon {
         }
     }
 
-    fn exported(&self, export: Result<Arc<Export>, crate::export::ExportError>) -> Result<ExportOk, Refusal> {
+    fn exported(
+        &self,
+        export: Result<Arc<Export>, crate::export::ExportError>,
+    ) -> Result<ExportOk, Refusal> {
         let export = export?;
-        let mount = if export.kind == ExportKind::Memory { &self.memory_mount } else { &self.disk_mount };
-        Ok(ExportOk { path: mount.join(&export.name).to_string_lossy().into_owned(), inode: export.inode })
+        let mount = if export.kind == ExportKind::Memory {
+            &self.memory_mount
+        } else {
+            &self.disk_mount
+        };
+        Ok(ExportOk {
+            path: mount.join(&export.name).to_string_lossy().into_owned(),
+            inode: export.inode,
+        })
     }
 
     fn unexport(&self, name: &str) -> Result<Empty, Refusal> {
         let (export, waiting) = self.exports.unexport(name)?;
         let session = self.session(export.kind);
         session.refuse_all(&waiting);
-        session.channel.forget(crate::fuse::ROOT_INODE, export.inode, name);
+        session
+            .channel
+            .forget(crate::fuse::ROOT_INODE, export.inode, name);
         Ok(Empty {})
     }
 
@@ -128,7 +169,9 @@ impl Daemon {
         let (export, waiting) = self.exports.abandon(name)?;
         self.session(export.kind).refuse_all(&waiting);
         self.exports.record_abandoned(&export)?;
-        Ok(AbandonOk { waiting: waiting.len() as u64 })
+        Ok(AbandonOk {
+            waiting: waiting.len() as u64,
+        })
     }
 }
 
@@ -139,7 +182,8 @@ fn ok<T: Serialize>(id: u64, answer: T) -> Result<Vec<u8>, Refusal> {
 fn sync(paths: &[String]) -> Result<Empty, Refusal> {
     for path in paths {
         check_path(path)?;
-        sync_with_directory(Path::new(path)).map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
+        sync_with_directory(Path::new(path))
+            .map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
     }
     Ok(Empty {})
 }
@@ -147,18 +191,30 @@ fn sync(paths: &[String]) -> Result<Empty, Refusal> {
 fn merge(asked: &Merge) -> Result<MergeOk, Refusal> {
     let layers: Vec<PathBuf> = asked.layers.iter().map(PathBuf::from).collect();
     let report = made_whole(&asked.into, |partial| aenv_layers::merge(&layers, partial))?;
-    Ok(MergeOk { layer: asked.into.clone(), data_bytes: report.data_bytes })
+    Ok(MergeOk {
+        layer: asked.into.clone(),
+        data_bytes: report.data_bytes,
+    })
 }
 
 fn import_raw(asked: &ImportRaw) -> Result<ImportRawOk, Refusal> {
     check_path(&asked.source)?;
-    let report = made_whole(&asked.into, |partial| aenv_layers::import_raw(Path::new(&asked.source), partial))?;
-    Ok(ImportRawOk { layer: asked.into.clone(), data_bytes: report.data_bytes, size_bytes: report.size_bytes })
+    let report = made_whole(&asked.into, |partial| {
+        aenv_layers::import_raw(Path::new(&asked.source), partial)
+    })?;
+    Ok(ImportRawOk {
+        layer: asked.into.clone(),
+        data_bytes: report.data_bytes,
+        size_bytes: report.size_bytes,
+    })
 }
 
 /// Makes a layer under a temporary name, so that a file of its final name is always whole. An existing one is never
 /// replaced: it may be in use.
-fn made_whole<T>(into: &str, make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>) -> Result<T, Refusal> {
+fn made_whole<T>(
+    into: &str,
+    make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>,
+) -> Result<T, Refusal> {
     check_path(into)?;
     let partial = sibling(Path::new(into), ".partial");
     let taken = || Refusal::new(ErrorKind::Exists, format!("{into} is there already"));

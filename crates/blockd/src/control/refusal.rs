@@ -17,11 +17,17 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Refusal {
-        Refusal { kind, message: message.into() }
+        Refusal {
+            kind,
+            message: message.into(),
+        }
     }
 
     pub fn io(what: &str, error: &io::Error) -> Refusal {
-        Refusal { kind: io_kind(error), message: format!("{what}: {error}") }
+        Refusal {
+            kind: io_kind(error),
+            message: format!("{what}: {error}"),
+        }
     }
 }
 
@@ -39,13 +45,19 @@ pub fn chain(error: &dyn Error) -> String {
 
 impl From<ExportError> for Refusal {
     fn from(error: ExportError) -> Refusal {
-        Refusal { kind: export_kind(&error), message: chain(&error) }
+        Refusal {
+            kind: export_kind(&error),
+            message: chain(&error),
+        }
     }
 }
 
 impl From<aenv_layers::Error> for Refusal {
     fn from(error: aenv_layers::Error) -> Refusal {
-        Refusal { kind: layers_kind(&error), message: chain(&error) }
+        Refusal {
+            kind: layers_kind(&error),
+            message: chain(&error),
+        }
     }
 }
 
@@ -54,18 +66,27 @@ impl From<CaptureError> for Refusal {
         let kind = match &error {
             CaptureError::NotFound(_) | CaptureError::Gone { .. } => ErrorKind::NotFound,
             CaptureError::Exists(_) | CaptureError::LayerExists(_) => ErrorKind::Exists,
-            CaptureError::Busy(_) | CaptureError::TooMany | CaptureError::BufferFull { .. } => ErrorKind::Busy,
-            CaptureError::BadRange { .. } | CaptureError::NotAnImage { .. } | CaptureError::NotMapped { .. } => {
-                ErrorKind::Invalid
+            CaptureError::Busy(_) | CaptureError::TooMany | CaptureError::BufferFull { .. } => {
+                ErrorKind::Busy
             }
+            CaptureError::BadRange { .. }
+            | CaptureError::NotAnImage { .. }
+            | CaptureError::NotMapped { .. } => ErrorKind::Invalid,
             CaptureError::Cancelled(_) => ErrorKind::Canceled,
-            CaptureError::Process { source, .. } | CaptureError::Durable { source, .. } => io_kind(source),
+            CaptureError::Process { source, .. } | CaptureError::Durable { source, .. } => {
+                io_kind(source)
+            }
             CaptureError::Record { source } => io_kind(source),
             CaptureError::PageLost { .. } | CaptureError::Memory { .. } => ErrorKind::Io,
-            CaptureError::Layer { source, .. } | CaptureError::Parent { source } => layers_kind(source),
+            CaptureError::Layer { source, .. } | CaptureError::Parent { source } => {
+                layers_kind(source)
+            }
             CaptureError::Export(error) => export_kind(error),
         };
-        Refusal { kind, message: chain(&error) }
+        Refusal {
+            kind,
+            message: chain(&error),
+        }
     }
 }
 
@@ -108,12 +129,29 @@ mod tests {
     #[test]
     fn a_full_disk_is_no_space_at_every_depth_and_the_causes_are_told() {
         let full = || io::Error::from_raw_os_error(libc::ENOSPC);
-        let source = aenv_layers::Error::Io { path: "/l".into(), step: "write data", source: full() };
-        let refusal = Refusal::from(CaptureError::Layer { layer: "/l".to_owned(), source });
+        let source = aenv_layers::Error::Io {
+            path: "/l".into(),
+            step: "write data",
+            source: full(),
+        };
+        let refusal = Refusal::from(CaptureError::Layer {
+            layer: "/l".to_owned(),
+            source,
+        });
         assert_eq!(refusal.kind, ErrorKind::NoSpace);
-        assert!(refusal.message.contains("No space left"), "{}", refusal.message);
-        assert_eq!(Refusal::from(CaptureError::Record { source: full() }).kind, ErrorKind::NoSpace);
-        let record = ExportError::Record { name: "m".to_owned(), source: full() };
+        assert!(
+            refusal.message.contains("No space left"),
+            "{}",
+            refusal.message
+        );
+        assert_eq!(
+            Refusal::from(CaptureError::Record { source: full() }).kind,
+            ErrorKind::NoSpace
+        );
+        let record = ExportError::Record {
+            name: "m".to_owned(),
+            source: full(),
+        };
         assert_eq!(Refusal::from(record).kind, ErrorKind::NoSpace);
     }
 }

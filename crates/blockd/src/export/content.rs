@@ -14,9 +14,17 @@ pub struct Content {
 
 impl Content {
     /// Opens the layers, bottom first; a missing upper is created, an existing one reopened.
-    pub fn open(layers: &Arc<Registry>, lowers: &[String], upper: Option<&str>, size: u64) -> Result<Content, ExportError> {
+    pub fn open(
+        layers: &Arc<Registry>,
+        lowers: &[String],
+        upper: Option<&str>,
+        size: u64,
+    ) -> Result<Content, ExportError> {
         let paths: Vec<PathBuf> = lowers.iter().map(PathBuf::from).collect();
-        let failed = |source| ExportError::Layers { what: upper.unwrap_or("a memory image").to_owned(), source };
+        let failed = |source| ExportError::Layers {
+            what: upper.unwrap_or("a memory image").to_owned(),
+            source,
+        };
         let stack = Stack::open_with(layers, &paths, upper.map(Path::new), size).map_err(failed)?;
         Ok(Content { stack })
     }

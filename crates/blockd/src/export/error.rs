@@ -11,11 +11,15 @@ pub enum ExportError {
     NotFound(String),
     #[error("export {name:?} is there with another {field}")]
     Differs { name: String, field: &'static str },
-    #[error("a name has 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' or '-' and starts with none of '.' and '-': {0:?}")]
+    #[error(
+        "a name has 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' or '-' and starts with none of '.' and '-': {0:?}"
+    )]
     BadName(String),
     #[error("path {0:?} is not absolute")]
     RelativePath(String),
-    #[error("size {size_bytes} is not a multiple of {unit} bytes between that and {SIZE_BYTES_MAX}")]
+    #[error(
+        "size {size_bytes} is not a multiple of {unit} bytes between that and {SIZE_BYTES_MAX}"
+    )]
     BadSize { size_bytes: u64, unit: u64 },
     #[error("{0} layers are over the limit of {LAYERS_MAX}")]
     TooManyLayers(usize),
@@ -32,11 +36,23 @@ pub enum ExportError {
     #[error("export {0:?} is abandoned")]
     Abandoned(String),
     #[error("layers of {what}")]
-    Layers { what: String, #[source] source: aenv_layers::Error },
+    Layers {
+        what: String,
+        #[source]
+        source: aenv_layers::Error,
+    },
     #[error("cannot write the record of export {name:?}")]
-    Record { name: String, #[source] source: io::Error },
+    Record {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot read the state in {}", path.display())]
-    State { path: PathBuf, #[source] source: io::Error },
+    State {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 impl ExportError {

@@ -53,7 +53,12 @@ struct Inner {
 
 impl Flight {
     pub fn new(abandoned: bool) -> Flight {
-        Flight { inner: Mutex::new(Inner { abandoned, ..Inner::default() }) }
+        Flight {
+            inner: Mutex::new(Inner {
+                abandoned,
+                ..Inner::default()
+            }),
+        }
     }
 
     pub fn begin(&self, unique: u64, request: &[u8]) -> Begun {
@@ -61,7 +66,9 @@ impl Flight {
         if inner.abandoned {
             return Begun::Abandoned;
         }
-        if inner.threads >= RUNNING_PER_EXPORT_MAX && inner.parked_bytes + request.len() <= PARKED_BYTES_MAX {
+        if inner.threads >= RUNNING_PER_EXPORT_MAX
+            && inner.parked_bytes + request.len() <= PARKED_BYTES_MAX
+        {
             inner.parked_bytes += request.len();
             inner.parked.push_back((unique, request.to_vec()));
             return Begun::Parked;
@@ -82,7 +89,10 @@ impl Flight {
             }
             None => inner.threads -= 1,
         }
-        Finished { wanted, next: next.map(|(_, request)| request) }
+        Finished {
+            wanted,
+            next: next.map(|(_, request)| request),
+        }
     }
 
     /// From now on everything is refused. Returns the requests that waited; the caller answers them.
@@ -92,7 +102,10 @@ impl Flight {
         inner.parked_bytes = 0;
         let parked = std::mem::take(&mut inner.parked);
         let running = std::mem::take(&mut inner.running);
-        running.into_iter().chain(parked.into_iter().map(|(unique, _)| unique)).collect()
+        running
+            .into_iter()
+            .chain(parked.into_iter().map(|(unique, _)| unique))
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -109,7 +122,13 @@ mod tests {
     fn a_finished_request_is_answered_by_its_handler() {
         let flight = Flight::default();
         assert_eq!(flight.begin(1, b"r"), Begun::Run);
-        assert_eq!(flight.finish(1), Finished { wanted: true, next: None });
+        assert_eq!(
+            flight.finish(1),
+            Finished {
+                wanted: true,
+                next: None
+            }
+        );
     }
 
     #[test]
@@ -131,7 +150,13 @@ mod tests {
         assert_eq!(flight.begin(100, b"first"), Begun::Parked);
         assert_eq!(flight.begin(101, b"second"), Begun::Parked);
         assert_eq!(flight.finish(0).next.as_deref(), Some(&b"first"[..]));
-        assert_eq!(flight.finish(100), Finished { wanted: true, next: Some(b"second".to_vec()) });
+        assert_eq!(
+            flight.finish(100),
+            Finished {
+                wanted: true,
+                next: Some(b"second".to_vec())
+            }
+        );
         let mut waiting = flight.abandon();
         waiting.sort_unstable();
         assert_eq!(waiting.len(), RUNNING_PER_EXPORT_MAX);

@@ -56,8 +56,16 @@ impl Export {
     }
 
     /// The layers, opened at the first use after a restart: a take-over must not wait for the index of every export.
-    pub fn content(&self, layers: &Arc<aenv_layers::Registry>) -> Result<Arc<Content>, ExportError> {
-        if let Some(content) = self.content.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+    pub fn content(
+        &self,
+        layers: &Arc<aenv_layers::Registry>,
+    ) -> Result<Arc<Content>, ExportError> {
+        if let Some(content) = self
+            .content
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+        {
             return Ok(content.clone());
         }
         let mut slot = self.content.write().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +91,9 @@ impl Export {
         let count = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_power_of_two() {
             let (name, why) = (&self.name, crate::control::chain(error));
-            eprintln!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
+            eprintln!(
+                "aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}"
+            );
         }
     }
 
@@ -94,7 +104,11 @@ impl Export {
     /// The record, to be changed.
     fn record_to_change(&self) -> Result<MutexGuard<'_, Record>, ExportError> {
         let record = self.record();
-        if self.removed.load(Ordering::Relaxed) { Err(ExportError::NotFound(self.name.clone())) } else { Ok(record) }
+        if self.removed.load(Ordering::Relaxed) {
+            Err(ExportError::NotFound(self.name.clone()))
+        } else {
+            Ok(record)
+        }
     }
 
     fn record(&self) -> MutexGuard<'_, Record> {

@@ -68,7 +68,10 @@ impl Records {
     pub fn open(state_dir: &Path) -> io::Result<Records> {
         let folder = state_dir.join("exports");
         fs::create_dir_all(&folder)?;
-        Ok(Records { folder, counter: state_dir.join("next_inode") })
+        Ok(Records {
+            folder,
+            counter: state_dir.join("next_inode"),
+        })
     }
 
     pub fn write(&self, record: &Record) -> io::Result<()> {
@@ -92,7 +95,10 @@ impl Records {
             match serde_json::from_slice::<Record>(&fs::read(&path)?) {
                 Ok(record) => records.push(record),
                 Err(error) => {
-                    eprintln!("aenv-blockd: record {} is damaged and set aside: {error}", path.display());
+                    eprintln!(
+                        "aenv-blockd: record {} is damaged and set aside: {error}",
+                        path.display()
+                    );
                     fs::rename(&path, path.with_extension("broken"))?;
                 }
             }
@@ -153,8 +159,14 @@ mod tests {
     #[test]
     fn inode_numbers_never_come_twice_over_restarts() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Records::open(folder.path()).unwrap().reserve_inodes().unwrap();
-        let second = Records::open(folder.path()).unwrap().reserve_inodes().unwrap();
+        let first = Records::open(folder.path())
+            .unwrap()
+            .reserve_inodes()
+            .unwrap();
+        let second = Records::open(folder.path())
+            .unwrap()
+            .reserve_inodes()
+            .unwrap();
         assert_eq!(first.end, second.start);
         assert!(first.start >= FIRST_INODE && !second.is_empty());
     }

@@ -23,7 +23,11 @@ use super::{Export, ExportError, Exports};
 
 impl Exports {
     /// Seals the upper of a disk. Repeating the last seal with the same new upper answers what that answered.
-    pub fn seal_disk(&self, name: &str, new_upper: Option<String>) -> Result<SealDiskOk, ExportError> {
+    pub fn seal_disk(
+        &self,
+        name: &str,
+        new_upper: Option<String>,
+    ) -> Result<SealDiskOk, ExportError> {
         let started = Instant::now();
         let export = self.by_name(name)?;
         if export.kind != ExportKind::Disk {
@@ -38,11 +42,16 @@ impl Exports {
         if let Some(last) = repeated(&record, new_upper.as_ref()) {
             return Ok(last);
         }
-        let upper = record.upper.clone().ok_or_else(|| ExportError::NothingToSeal(name.to_owned()))?;
+        let upper = record
+            .upper
+            .clone()
+            .ok_or_else(|| ExportError::NothingToSeal(name.to_owned()))?;
         if let Some(new_upper) = &new_upper {
             check_is_free(new_upper)?;
         }
-        record.sealing = Some(Sealing { new_upper: new_upper.clone() });
+        record.sealing = Some(Sealing {
+            new_upper: new_upper.clone(),
+        });
         self.write_record(&record)?;
         crash_point("intent");
         let report = match content.seal(new_upper.as_deref()) {
@@ -50,7 +59,10 @@ impl Exports {
             Err(source) => {
                 record.sealing = None;
                 self.write_record(&record)?;
-                return Err(ExportError::Layers { what: format!("{name}, sealing {upper}"), source });
+                return Err(ExportError::Layers {
+                    what: format!("{name}, sealing {upper}"),
+                    source,
+                });
             }
         };
         crash_point("sealed");
@@ -68,28 +80,52 @@ impl Exports {
     /// Brings an export from B or C to D.
     pub(super) fn repair_seal(&self, export: &Export) -> Result<(), ExportError> {
         let mut record = export.record();
-        let (Some(Sealing { new_upper }), Some(upper)) = (record.sealing.clone(), record.upper.clone()) else {
+        let (Some(Sealing { new_upper }), Some(upper)) =
+            (record.sealing.clone(), record.upper.clone())
+        else {
             return Ok(());
         };
-        let failed = |source| ExportError::Layers { what: format!("{}, sealing {upper}", record.name), source };
+        let failed = |source| ExportError::Layers {
+            what: format!("{}, sealing {upper}", record.name),
+            source,
+        };
         let (data_bytes, index_entries) = finish_sealing(Path::new(&upper)).map_err(failed)?;
-        eprintln!("aenv-blockd: finished the seal of export {} that was cut off", record.name);
-        let answer = SealDiskOk { layer: upper, data_bytes, index_entries, duration_us: 0 };
+        eprintln!(
+            "aenv-blockd: finished the seal of export {} that was cut off",
+            record.name
+        );
+        let answer = SealDiskOk {
+            layer: upper,
+            data_bytes,
+            index_entries,
+            duration_us: 0,
+        };
         self.record_the_swap(&mut record, new_upper, answer)
     }
 
-    fn record_the_swap(&self, record: &mut Record, new: Option<String>, answer: SealDiskOk) -> Result<(), ExportError> {
+    fn record_the_swap(
+        &self,
+        record: &mut Record,
+        new: Option<String>,
+        answer: SealDiskOk,
+    ) -> Result<(), ExportError> {
         record.layers.push(answer.layer.clone());
         record.upper.clone_from(&new);
         record.sealing = None;
-        record.last_seal = Some(LastSeal { new_upper: new, answer });
+        record.last_seal = Some(LastSeal {
+            new_upper: new,
+            answer,
+        });
         self.write_record(record)
     }
 }
 
 /// Looked at before the intent is recorded: from then on a file of that name counts as ours.
 fn check_is_free(path: &str) -> Result<(), ExportError> {
-    let failed = |source| ExportError::Layers { what: path.to_owned(), source };
+    let failed = |source| ExportError::Layers {
+        what: path.to_owned(),
+        source,
+    };
     match aenv_layers::probe(Path::new(path)).map_err(failed)? {
         FileState::Missing => Ok(()),
         _ => Err(failed(aenv_layers::Error::Exists { path: path.into() })),
@@ -113,7 +149,10 @@ fn finish_sealing(upper: &Path) -> Result<(u64, u64), aenv_layers::Error> {
 
 /// Where the tests of the table above end the process, as `kill -9` would: `AENV_BLOCKD_TEST_CRASH` names the point.
 fn crash_point(name: &str) {
-    if cfg!(debug_assertions) && std::env::var_os("AENV_BLOCKD_TEST_CRASH").is_some_and(|wanted| wanted == name) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    if cfg!(debug_assertions)
+        && std::env::var_os("AENV_BLOCKD_TEST_CRASH").is_some_and(|wanted| wanted == name)
+    {
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }

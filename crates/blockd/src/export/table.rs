@@ -12,7 +12,9 @@ use aenv_wire::block::{ExportDisk, ExportInfo, ExportKind, ExportMemory};
 
 use super::record::{Record, Records};
 use super::{Content, Export, ExportError};
-use crate::limits::{EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX};
+use crate::limits::{
+    EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX,
+};
 
 #[derive(Debug)]
 pub struct Exports {
@@ -40,17 +42,29 @@ struct Tables {
 impl Exports {
     /// Reads what the blockd before left. Nothing is opened yet, but a seal that it did not finish is.
     pub fn load(state_dir: &Path) -> Result<Exports, ExportError> {
-        let failed = |source| ExportError::State { path: state_dir.to_owned(), source };
+        let failed = |source| ExportError::State {
+            path: state_dir.to_owned(),
+            source,
+        };
         let records = Records::open(state_dir).map_err(failed)?;
         let mut tables = Tables::default();
         for record in records.load().map_err(failed)? {
             tables.insert(Arc::new(Export::new(record, None)));
         }
         let layers = aenv_layers::Registry::new();
-        let exports = Exports { layers, records, tables: RwLock::new(tables), making: Mutex::default() };
+        let exports = Exports {
+            layers,
+            records,
+            tables: RwLock::new(tables),
+            making: Mutex::default(),
+        };
         for export in exports.all() {
             if let Err(error) = exports.repair_seal(&export) {
-                eprintln!("aenv-blockd: seal of export {} is still undone: {}", export.name, crate::control::chain(&error));
+                eprintln!(
+                    "aenv-blockd: seal of export {} is still undone: {}",
+                    export.name,
+                    crate::control::chain(&error)
+                );
             }
         }
         Ok(exports)
@@ -61,7 +75,11 @@ impl Exports {
     }
 
     pub fn by_name(&self, name: &str) -> Result<Arc<Export>, ExportError> {
-        self.tables().by_name.get(name).cloned().ok_or_else(|| ExportError::NotFound(name.to_owned()))
+        self.tables()
+            .by_name
+            .get(name)
+            .cloned()
+            .ok_or_else(|| ExportError::NotFound(name.to_owned()))
     }
 
     /// All exports, in the order of their inodes.
@@ -76,17 +94,32 @@ impl Exports {
     }
 
     pub fn list(&self) -> Vec<ExportInfo> {
-        self.all().iter().map(|export| export.snapshot().info()).collect()
+        self.all()
+            .iter()
+            .map(|export| export.snapshot().info())
+            .collect()
     }
 
     pub fn export_memory(&self, asked: ExportMemory) -> Result<Arc<Export>, ExportError> {
         check_size(asked.size_bytes, PAGE_BYTES)?;
-        self.export(record_of(ExportKind::Memory, asked.name, asked.size_bytes, asked.layers, None))
+        self.export(record_of(
+            ExportKind::Memory,
+            asked.name,
+            asked.size_bytes,
+            asked.layers,
+            None,
+        ))
     }
 
     pub fn export_disk(&self, asked: ExportDisk) -> Result<Arc<Export>, ExportError> {
         check_size(asked.size_bytes, SECTOR_BYTES)?;
-        self.export(record_of(ExportKind::Disk, asked.name, asked.size_bytes, asked.layers, Some(asked.upper)))
+        self.export(record_of(
+            ExportKind::Disk,
+            asked.name,
+            asked.size_bytes,
+            asked.layers,
+            Some(asked.upper),
+        ))
     }
 
     /// Takes the export out of service for good. The caller answers what still waits.
@@ -94,7 +127,10 @@ impl Exports {
         let _making = self.making();
         let export = self.by_name(name)?;
         let record = export.record_to_change()?;
-        let failed = |source| ExportError::Record { name: name.to_owned(), source };
+        let failed = |source| ExportError::Record {
+            name: name.to_owned(),
+            source,
+        };
         self.records.remove(name).map_err(failed)?;
         export.removed.store(true, Ordering::Relaxed);
         drop(record);
@@ -122,7 +158,12 @@ impl Exports {
     }
 
     pub(super) fn write_record(&self, record: &Record) -> Result<(), ExportError> {
-        self.records.write(record).map_err(|source| ExportError::Record { name: record.name.clone(), source })
+        self.records
+            .write(record)
+            .map_err(|source| ExportError::Record {
+                name: record.name.clone(),
+                source,
+            })
     }
 
     fn export(&self, mut record: Record) -> Result<Arc<Export>, ExportError> {
@@ -134,16 +175,26 @@ impl Exports {
             }
             self.check_admitted(&record, &making)?;
             record.inode = self.next_inode(&mut making, &record.name)?;
-            making.opening.push((record.name.clone(), record.upper.clone()));
+            making
+                .opening
+                .push((record.name.clone(), record.upper.clone()));
         }
         let name = record.name.clone();
-        let opened = Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes);
+        let opened = Content::open(
+            &self.layers,
+            &record.layers,
+            record.upper.as_deref(),
+            record.size_bytes,
+        );
         let mut making = self.making();
         making.opening.retain(|(opening, _)| *opening != name);
         let content = opened?;
         self.write_record(&record)?;
         let export = Arc::new(Export::new(record, Some(Arc::new(content))));
-        self.tables.write().unwrap_or_else(PoisonError::into_inner).insert(export.clone());
+        self.tables
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(export.clone());
         Ok(export)
     }
 
@@ -161,11 +212,25 @@ impl Exports {
     }
 
     /// Two exports that write one file would destroy it.
-    fn check_upper_is_free(&self, upper: &str, asker: &str, making: &Making) -> Result<(), ExportError> {
-        let exported = self.all().into_iter().map(|other| (other.name.clone(), other.snapshot().upper));
+    fn check_upper_is_free(
+        &self,
+        upper: &str,
+        asker: &str,
+        making: &Making,
+    ) -> Result<(), ExportError> {
+        let exported = self
+            .all()
+            .into_iter()
+            .map(|other| (other.name.clone(), other.snapshot().upper));
         let opening = making.opening.iter().cloned();
-        match exported.chain(opening).find(|(name, other)| name != asker && other.as_deref() == Some(upper)) {
-            Some((owner, _)) => Err(ExportError::UpperInUse { upper: upper.to_owned(), owner }),
+        match exported
+            .chain(opening)
+            .find(|(name, other)| name != asker && other.as_deref() == Some(upper))
+        {
+            Some((owner, _)) => Err(ExportError::UpperInUse {
+                upper: upper.to_owned(),
+                owner,
+            }),
             None => Ok(()),
         }
     }
@@ -178,7 +243,10 @@ impl Exports {
 
     fn next_inode(&self, making: &mut Making, name: &str) -> Result<u64, ExportError> {
         if making.inodes.is_empty() {
-            let failed = |source| ExportError::Record { name: name.to_owned(), source };
+            let failed = |source| ExportError::Record {
+                name: name.to_owned(),
+                source,
+            };
             making.inodes = self.records.reserve_inodes().map_err(failed)?;
         }
         let inode = making.inodes.start;
@@ -202,8 +270,24 @@ impl Tables {
     }
 }
 
-fn record_of(kind: ExportKind, name: String, size_bytes: u64, layers: Vec<String>, upper: Option<String>) -> Record {
-    Record { name, kind, inode: 0, size_bytes, layers, upper, abandoned: false, sealing: None, last_seal: None }
+fn record_of(
+    kind: ExportKind,
+    name: String,
+    size_bytes: u64,
+    layers: Vec<String>,
+    upper: Option<String>,
+) -> Record {
+    Record {
+        name,
+        kind,
+        inode: 0,
+        size_bytes,
+        layers,
+        upper,
+        abandoned: false,
+        sealing: None,
+        last_seal: None,
+    }
 }
 
 fn check(record: &Record) -> Result<(), ExportError> {
@@ -211,13 +295,20 @@ fn check(record: &Record) -> Result<(), ExportError> {
     if record.layers.len() > LAYERS_MAX {
         return Err(ExportError::TooManyLayers(record.layers.len()));
     }
-    record.layers.iter().chain(&record.upper).try_for_each(|path| check_path(path))
+    record
+        .layers
+        .iter()
+        .chain(&record.upper)
+        .try_for_each(|path| check_path(path))
 }
 
 /// A name is a file name on the mount and in the state folder.
 pub fn check_name(name: &str) -> Result<(), ExportError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    let starts_well = name.bytes().next().is_some_and(|byte| byte != b'.' && byte != b'-');
+    let starts_well = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte != b'.' && byte != b'-');
     if name.len() <= NAME_BYTES_MAX && starts_well && name.bytes().all(allowed) {
         return Ok(());
     }
@@ -226,18 +317,27 @@ pub fn check_name(name: &str) -> Result<(), ExportError> {
 
 /// blockd's working folder means nothing to its clients.
 pub fn check_path(path: &str) -> Result<(), ExportError> {
-    if Path::new(path).is_absolute() { Ok(()) } else { Err(ExportError::RelativePath(path.to_owned())) }
+    if Path::new(path).is_absolute() {
+        Ok(())
+    } else {
+        Err(ExportError::RelativePath(path.to_owned()))
+    }
 }
 
 fn check_size(size_bytes: u64, unit: u64) -> Result<(), ExportError> {
-    if size_bytes == 0 || size_bytes > SIZE_BYTES_MAX || !size_bytes.is_multiple_of(unit) {
+    if size_bytes == 0 || size_bytes > SIZE_BYTES_MAX || size_bytes % unit != 0 {
         return Err(ExportError::BadSize { size_bytes, unit });
     }
     Ok(())
 }
 
 fn same(there: &Record, asked: &Record) -> Result<(), ExportError> {
-    let differs = |field| Err(ExportError::Differs { name: asked.name.clone(), field });
+    let differs = |field| {
+        Err(ExportError::Differs {
+            name: asked.name.clone(),
+            field,
+        })
+    };
     match () {
         () if there.kind != asked.kind => differs("kind"),
         () if there.size_bytes != asked.size_bytes => differs("size"),
@@ -254,7 +354,17 @@ mod tests {
 
     #[test]
     fn names_cannot_leave_their_folder() {
-        for bad in ["", ".", "..", "a/b", ".hidden", "-x", "a b", "ä", &"x".repeat(NAME_BYTES_MAX + 1)] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            ".hidden",
+            "-x",
+            "a b",
+            "ä",
+            &"x".repeat(NAME_BYTES_MAX + 1),
+        ] {
             assert!(check_name(bad).is_err(), "{bad:?}");
         }
         for good in ["m1", "sbx-12.mem_0", &"x".repeat(NAME_BYTES_MAX)] {

@@ -96,7 +96,9 @@ impl<'a> Request<'a> {
     }
 
     pub fn u32(&self, offset: usize) -> u32 {
-        self.bytes.get(offset..offset + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+        self.bytes
+            .get(offset..offset + 4)
+            .map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
     }
 
     pub fn u64(&self, offset: usize) -> u64 {
@@ -117,7 +119,9 @@ impl<'a> Request<'a> {
 
     pub fn write_data(&self) -> &'a [u8] {
         let length = self.u32(56) as usize;
-        self.bytes.get(WRITE_DATA_OFFSET..WRITE_DATA_OFFSET + length).unwrap_or_default()
+        self.bytes
+            .get(WRITE_DATA_OFFSET..WRITE_DATA_OFFSET + length)
+            .unwrap_or_default()
     }
 
     /// Offset, length and mode of a FALLOCATE.
@@ -134,24 +138,31 @@ pub struct Body {
 
 impl Body {
     pub fn u16s(mut self, values: &[u16]) -> Body {
-        values.iter().for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
+        values
+            .iter()
+            .for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
         self
     }
 
     pub fn u32s(mut self, values: &[u32]) -> Body {
-        values.iter().for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
+        values
+            .iter()
+            .for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
         self
     }
 
     pub fn u64s(mut self, values: &[u64]) -> Body {
-        values.iter().for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
+        values
+            .iter()
+            .for_each(|value| self.bytes.extend_from_slice(&value.to_ne_bytes()));
         self
     }
 
     /// `struct fuse_attr`, 88 bytes.
     pub fn attr(self, inode: u64, size_bytes: u64, mode: u32) -> Body {
         let links = 1;
-        self.u64s(&[inode, size_bytes, size_bytes / 512, 0, 0, 0]).u32s(&[0, 0, 0, mode, links, 0, 0, 0, 4096, 0])
+        self.u64s(&[inode, size_bytes, size_bytes / 512, 0, 0, 0])
+            .u32s(&[0, 0, 0, mode, links, 0, 0, 0, 4096, 0])
     }
 
     /// One directory entry, padded to eight bytes.
@@ -196,13 +207,19 @@ mod tests {
     fn structures_have_the_lengths_that_the_kernel_expects() {
         assert_eq!(Body::default().attr(1, 0, 0).len(), 88);
         assert_eq!(Body::default().entry(1, 1, 4, b"abc").len(), 32);
-        assert_eq!(out_header(9, -5, 0), [16, 0, 0, 0, 0xfb, 0xff, 0xff, 0xff, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            out_header(9, -5, 0),
+            [16, 0, 0, 0, 0xfb, 0xff, 0xff, 0xff, 9, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
 
     #[test]
     fn a_short_request_reads_as_zeros() {
         let request = Request::new(&[1, 0, 0, 0]);
-        assert_eq!((request.opcode(), request.unique(), request.name().len()), (0, 0, 0));
+        assert_eq!(
+            (request.opcode(), request.unique(), request.name().len()),
+            (0, 0, 0)
+        );
         assert!(request.write_data().is_empty());
     }
 }

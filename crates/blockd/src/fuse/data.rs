@@ -24,7 +24,12 @@ pub enum Done {
     Written(u32),
 }
 
-pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+pub fn carry_out(
+    session: &Session,
+    export: &Export,
+    request: Request<'_>,
+    data: &mut [u8],
+) -> Result<Done, i32> {
     let done = match request.opcode() {
         opcode::READ => read(session, export, request, data),
         opcode::WRITE => write(session, export, request, data),
@@ -37,7 +42,9 @@ pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data:
 }
 
 fn content(session: &Session, export: &Export) -> Result<std::sync::Arc<Content>, i32> {
-    export.content(&session.exports.layers).map_err(|error: ExportError| error.errno())
+    export
+        .content(&session.exports.layers)
+        .map_err(|error: ExportError| error.errno())
 }
 
 fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
@@ -48,11 +55,23 @@ fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
     errno
 }
 
-fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn read(
+    session: &Session,
+    export: &Export,
+    request: Request<'_>,
+    data: &mut [u8],
+) -> Result<Done, i32> {
     let (offset, asked, flags) = request.transfer();
-    session.counters.add(if export.kind == ExportKind::Memory { Counter::MemoryRead } else { Counter::DiskRead });
+    session.counters.add(if export.kind == ExportKind::Memory {
+        Counter::MemoryRead
+    } else {
+        Counter::DiskRead
+    });
     let left = export.size_bytes.saturating_sub(offset);
-    let length = usize::try_from(left).unwrap_or(usize::MAX).min(asked).min(TRANSFER_BYTES_MAX);
+    let length = usize::try_from(left)
+        .unwrap_or(usize::MAX)
+        .min(asked)
+        .min(TRANSFER_BYTES_MAX);
     let sectors = whole_sectors(offset, length as u64);
     refuse_partial_sectors(offset, length, flags)?;
     if length > 0 {
@@ -72,15 +91,24 @@ fn whole_sectors(offset: u64, length: u64) -> Range<u64> {
 }
 
 fn is_whole(offset: u64, length: u64) -> bool {
-    offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES)
+    offset % SECTOR_BYTES == 0 && length % SECTOR_BYTES == 0
 }
 
 fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result<(), i32> {
     let direct = open_flags & libc::O_DIRECT as u32 != 0;
-    if direct && !is_whole(offset, length as u64) { Err(libc::EINVAL) } else { Ok(()) }
+    if direct && !is_whole(offset, length as u64) {
+        Err(libc::EINVAL)
+    } else {
+        Ok(())
+    }
 }
 
-fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn write(
+    session: &Session,
+    export: &Export,
+    request: Request<'_>,
+    data: &mut [u8],
+) -> Result<Done, i32> {
     let (offset, length, flags) = request.transfer();
     if export.kind == ExportKind::Memory {
         return Err(libc::EROFS);
@@ -92,7 +120,9 @@ fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u
         return Err(libc::EINVAL);
     }
     // A disk has its size; a write that would grow it is the guest's or the VMM's error.
-    let fits = offset.checked_add(length as u64).is_some_and(|end| end <= export.size_bytes);
+    let fits = offset
+        .checked_add(length as u64)
+        .is_some_and(|end| end <= export.size_bytes);
     if !fits {
         return Err(libc::EFBIG);
     }
@@ -102,8 +132,12 @@ fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u
         false => write_parts_of_sectors(export, &content, bytes, offset, data),
     };
     result.map_err(|error| failed(export, "write", &error))?;
-    session.counters.add_many(Counter::WrittenBytes, length as u64);
-    u32::try_from(length).map(Done::Written).map_err(|_| libc::EINVAL)
+    session
+        .counters
+        .add_many(Counter::WrittenBytes, length as u64);
+    u32::try_from(length)
+        .map(Done::Written)
+        .map_err(|_| libc::EINVAL)
 }
 
 /// Reads what lies around the bytes, puts them in and writes it all back. `scratch` holds a transfer and two sectors.
@@ -114,7 +148,10 @@ fn write_parts_of_sectors(
     offset: u64,
     scratch: &mut [u8],
 ) -> Result<(), aenv_layers::Error> {
-    let _one_at_a_time = export.partial_sectors.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = export
+        .partial_sectors
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let sectors = whole_sectors(offset, bytes.len() as u64);
     let scratch = &mut scratch[..(sectors.end - sectors.start) as usize];
     let (sector, last) = (SECTOR_BYTES as usize, scratch.len() - SECTOR_BYTES as usize);
@@ -125,7 +162,12 @@ fn write_parts_of_sectors(
     content.write_at(scratch, sectors.start)
 }
 
-fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn fallocate(
+    session: &Session,
+    export: &Export,
+    request: Request<'_>,
+    data: &mut [u8],
+) -> Result<Done, i32> {
     let (offset, length, mode) = request.fallocate();
     session.counters.add(Counter::DiskDiscard);
     let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
@@ -139,13 +181,19 @@ fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mu
     let range = offset..end.min(export.size_bytes);
     if !range.is_empty() {
         let content = content(session, export)?;
-        discard(export, &content, range, data).map_err(|error| failed(export, "discard", &error))?;
+        discard(export, &content, range, data)
+            .map_err(|error| failed(export, "discard", &error))?;
     }
     Ok(Done::Nothing)
 }
 
 /// Whole sectors are given back; parts of sectors at the ends are overwritten with zeros.
-fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut [u8]) -> Result<(), aenv_layers::Error> {
+fn discard(
+    export: &Export,
+    content: &Content,
+    range: Range<u64>,
+    data: &mut [u8],
+) -> Result<(), aenv_layers::Error> {
     const ZEROS: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
     let first = range.start.next_multiple_of(SECTOR_BYTES).min(range.end);
     let last = (range.end - range.end % SECTOR_BYTES).max(first);
@@ -154,5 +202,9 @@ fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut [u8
             write_parts_of_sectors(export, content, &ZEROS[..(to - from) as usize], from, data)?;
         }
     }
-    if first < last { content.discard(first, last - first) } else { Ok(()) }
+    if first < last {
+        content.discard(first, last - first)
+    } else {
+        Ok(())
+    }
 }

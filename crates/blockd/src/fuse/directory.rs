@@ -5,7 +5,9 @@ use aenv_wire::block::ExportKind;
 use super::abi::{Body, ROOT_INODE, Request, SETATTR_SIZE, init_flag, opcode};
 use super::open_flags;
 use super::session::Session;
-use crate::limits::{BACKGROUND_REQUESTS_MAX, CONGESTION_REQUESTS, TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX};
+use crate::limits::{
+    BACKGROUND_REQUESTS_MAX, CONGESTION_REQUESTS, TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX,
+};
 use crate::stats::Counter;
 
 /// Attributes never change: size and inode are fixed for the life of an export.
@@ -25,16 +27,23 @@ pub fn answer(session: &Session, request: Request<'_>) -> Result<Body, i32> {
         opcode::LOOKUP => lookup(session, request),
         opcode::GETATTR => {
             let (size, mode) = attributes(session, request.inode())?;
-            Ok(Body::default().u64s(&[ATTRIBUTES_VALID_S, 0]).attr(request.inode(), size, mode))
+            Ok(Body::default()
+                .u64s(&[ATTRIBUTES_VALID_S, 0])
+                .attr(request.inode(), size, mode))
         }
         opcode::SETATTR => set_attributes(session, request),
         opcode::OPEN => {
             attributes(session, request.inode())?;
-            Ok(Body::default().u64s(&[request.inode()]).u32s(&[open_flags(session.kind), 0]))
+            Ok(Body::default()
+                .u64s(&[request.inode()])
+                .u32s(&[open_flags(session.kind), 0]))
         }
         opcode::OPENDIR => Ok(Body::default().u64s(&[ROOT_INODE]).u32s(&[0, 0])),
         opcode::READDIR => Ok(list(session, request)),
-        opcode::STATFS => Ok(Body::default().u64s(&[0; 5]).u32s(&[4096, 255, 4096, 0]).u32s(&[0; 6])),
+        opcode::STATFS => Ok(Body::default()
+            .u64s(&[0; 5])
+            .u32s(&[4096, 255, 4096, 0])
+            .u32s(&[0; 6])),
         opcode::RELEASE | opcode::RELEASEDIR => Ok(Body::default()),
         // A flush is a barrier of order: every write that was answered is in a file of the host already.
         opcode::FSYNC => {
@@ -59,7 +68,9 @@ fn init(session: &Session, request: Request<'_>) -> Body {
         wanted |= init_flag::ASYNC_DIO;
     }
     if offered & init_flag::HAS_RESEND == 0 {
-        eprintln!("aenv-blockd: this kernel (before 6.9) cannot resend requests: those in flight when blockd dies never end");
+        eprintln!(
+            "aenv-blockd: this kernel (before 6.9) cannot resend requests: those in flight when blockd dies never end"
+        );
     }
     let flags = offered & wanted;
     let (low, high) = (flags as u32, (flags >> 32) as u32);
@@ -81,7 +92,9 @@ fn lookup(session: &Session, request: Request<'_>) -> Result<Body, i32> {
     let export = session.exports.by_name(name).map_err(|_| libc::ENOENT)?;
     let (size, mode) = attributes(session, export.inode).map_err(|_| libc::ENOENT)?;
     let generation = 0;
-    let entry = Body::default().u64s(&[export.inode, generation, NAME_VALID_S, ATTRIBUTES_VALID_S]).u32s(&[0, 0]);
+    let entry = Body::default()
+        .u64s(&[export.inode, generation, NAME_VALID_S, ATTRIBUTES_VALID_S])
+        .u32s(&[0, 0]);
     Ok(entry.attr(export.inode, size, mode))
 }
 
@@ -90,9 +103,16 @@ fn attributes(session: &Session, inode: u64) -> Result<(u64, u32), i32> {
     if inode == ROOT_INODE {
         return Ok((0, libc::S_IFDIR | 0o755));
     }
-    let export = session.exports.by_inode(inode).filter(|export| export.kind == session.kind);
+    let export = session
+        .exports
+        .by_inode(inode)
+        .filter(|export| export.kind == session.kind);
     let export = export.ok_or(libc::ESTALE)?;
-    let mode = if session.kind == ExportKind::Memory { 0o444 } else { 0o600 };
+    let mode = if session.kind == ExportKind::Memory {
+        0o444
+    } else {
+        0o600
+    };
     Ok((export.size_bytes, libc::S_IFREG | mode))
 }
 
@@ -105,7 +125,9 @@ fn set_attributes(session: &Session, request: Request<'_>) -> Result<Body, i32> 
     if request.u32(40) & SETATTR_SIZE != 0 && request.u64(56) != size {
         return Err(libc::EPERM);
     }
-    Ok(Body::default().u64s(&[ATTRIBUTES_VALID_S, 0]).attr(request.inode(), size, mode))
+    Ok(Body::default()
+        .u64s(&[ATTRIBUTES_VALID_S, 0])
+        .attr(request.inode(), size, mode))
 }
 
 /// The cookie of an entry is its inode number, so that a listing goes on rightly while exports come and go.
@@ -113,7 +135,9 @@ fn list(session: &Session, request: Request<'_>) -> Body {
     let (after, room, _) = request.transfer();
     let exports = session.exports.all();
     let dots = [(1, ".".to_owned()), (2, "..".to_owned())];
-    let dots = dots.into_iter().map(|(cookie, name)| (ROOT_INODE, cookie, DIRECTORY, name));
+    let dots = dots
+        .into_iter()
+        .map(|(cookie, name)| (ROOT_INODE, cookie, DIRECTORY, name));
     let files = exports.iter().filter(|export| export.kind == session.kind);
     let files = files.map(|export| (export.inode, export.inode, REGULAR, export.name.clone()));
     let mut body = Body::default();

@@ -10,8 +10,8 @@ mod data;
 mod directory;
 mod session;
 
-pub use channel::Channel;
 pub use abi::ROOT_INODE;
+pub use channel::Channel;
 pub use session::Session;
 
 use aenv_wire::block::ExportKind;

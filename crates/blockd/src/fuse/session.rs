@@ -44,7 +44,15 @@ impl Session {
         threads_at_rest: usize,
     ) -> Arc<Session> {
         let (threads, idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Session { kind, channel, exports, counters, threads_at_rest, threads, idle })
+        Arc::new(Session {
+            kind,
+            channel,
+            exports,
+            counters,
+            threads_at_rest,
+            threads,
+            idle,
+        })
     }
 
     /// Starts the threads that are there at rest.
@@ -58,7 +66,9 @@ impl Session {
 
     /// Answers requests that `Exports::abandon` or `unexport` took out of flight.
     pub fn refuse_all(&self, waiting: &[u64]) {
-        waiting.iter().for_each(|unique| self.channel.refuse(*unique, libc::EIO));
+        waiting
+            .iter()
+            .for_each(|unique| self.channel.refuse(*unique, libc::EIO));
     }
 
     fn start_thread(self: &Arc<Self>) -> std::io::Result<()> {
@@ -66,7 +76,10 @@ impl Session {
         self.threads.fetch_add(1, Ordering::Relaxed);
         self.idle.fetch_add(1, Ordering::Relaxed);
         let name = format!("{:?}", self.kind).to_lowercase();
-        let started = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || session.serve());
+        let started = std::thread::Builder::new()
+            .name(name)
+            .stack_size(STACK_BYTES)
+            .spawn(move || session.serve());
         if started.is_err() {
             self.threads.fetch_sub(1, Ordering::Relaxed);
             self.idle.fetch_sub(1, Ordering::Relaxed);
@@ -106,7 +119,11 @@ impl Session {
                 self.counters.add(Counter::MemoryPunchIgnored);
                 self.channel.answer(request.unique(), &[]);
             }
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::DESTROY => {}
+            opcode::FORGET
+            | opcode::BATCH_FORGET
+            | opcode::INTERRUPT
+            | opcode::NOTIFY_REPLY
+            | opcode::DESTROY => {}
             _ => match directory::answer(self, request) {
                 Ok(body) => self.channel.answer(request.unique(), body.bytes()),
                 Err(errno) => self.channel.refuse(request.unique(), errno),
@@ -116,7 +133,11 @@ impl Session {
 
     /// Requests that touch content go through the export's flight table.
     fn handle_data(&self, request: Request<'_>, data: &mut [u8]) {
-        let Some(export) = self.exports.by_inode(request.inode()).filter(|export| export.kind == self.kind) else {
+        let Some(export) = self
+            .exports
+            .by_inode(request.inode())
+            .filter(|export| export.kind == self.kind)
+        else {
             // Unexported meanwhile: the same error as for what was waiting then.
             return self.channel.refuse(request.unique(), libc::EIO);
         };
@@ -142,7 +163,8 @@ impl Session {
                 Ok(data::Done::Nothing) => self.channel.answer(unique, &[]),
                 Ok(data::Done::Read(range)) => self.channel.answer(unique, &data[range]),
                 Ok(data::Done::Written(count)) => {
-                    self.channel.answer(unique, abi::Body::default().u32s(&[count, 0]).bytes());
+                    self.channel
+                        .answer(unique, abi::Body::default().u32s(&[count, 0]).bytes());
                 }
                 Err(errno) => self.channel.refuse(unique, errno),
             }

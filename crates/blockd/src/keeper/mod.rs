@@ -12,7 +12,6 @@
 
 mod mounts;
 
-
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -24,7 +23,9 @@ use rustix::process::Signal;
 use crate::arguments::Folders;
 use crate::files::remove_if_there;
 use crate::limits::{LOCK_WAIT, SHORT_LIFE, STOP_WAIT};
-use crate::process::{Backoff, Lock, LockError, Peer, start_self, stay_out_of_the_oom_killers_reach, write_record};
+use crate::process::{
+    Backoff, Lock, LockError, Peer, start_self, stay_out_of_the_oom_killers_reach, write_record,
+};
 
 pub use mounts::MountError;
 
@@ -51,11 +52,19 @@ pub enum KeeperError {
     #[error("this state folder is in use")]
     InUse(#[source] LockError),
     #[error("cannot make {}", path.display())]
-    Folder { path: PathBuf, #[source] source: io::Error },
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot mount")]
     Mount(#[from] MountError),
     #[error("cannot {step}")]
-    System { step: &'static str, #[source] source: io::Error },
+    System {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 struct Keeper {
@@ -72,13 +81,24 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     stay_out_of_the_oom_killers_reach();
     let folders = &arguments.folders;
     for path in [&folders.run, &folders.state] {
-        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder { path: path.clone(), source })?;
+        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder {
+            path: path.clone(),
+            source,
+        })?;
     }
     let adopted = arguments.adopted.take();
-    let wait = if adopted.is_some() { LOCK_WAIT } else { Duration::ZERO };
+    let wait = if adopted.is_some() {
+        LOCK_WAIT
+    } else {
+        Duration::ZERO
+    };
     let lock = Lock::take(&folders.keeper_lock(), wait).map_err(KeeperError::InUse)?;
     let (memory, disks, blockd) = match adopted {
-        Some(Adopted { memory, disks, blockd }) => (memory, disks, Some(blockd)),
+        Some(Adopted {
+            memory,
+            disks,
+            blockd,
+        }) => (memory, disks, Some(blockd)),
         None => {
             let (memory, disks) = mount_afresh(folders)?;
             (memory, disks, None)
@@ -86,9 +106,18 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     };
     if let Err(error) = write_record(&folders.keeper_record()) {
         // Guests are worth more than the record: it only helps to find us.
-        eprintln!("aenv-blockd keeper: cannot write {}: {error}", folders.keeper_record().display());
+        eprintln!(
+            "aenv-blockd keeper: cannot write {}: {error}",
+            folders.keeper_record().display()
+        );
     }
-    let keeper = Keeper { arguments, memory, disks, stop, _lock: lock };
+    let keeper = Keeper {
+        arguments,
+        memory,
+        disks,
+        stop,
+        _lock: lock,
+    };
     keeper.watch(blockd);
     keeper.unmount();
     let _ = remove_if_there(&keeper.arguments.folders.keeper_record());
@@ -102,7 +131,10 @@ fn mount_afresh(folders: &Folders) -> Result<(OwnedFd, OwnedFd), KeeperError> {
     drop(Lock::take(&folders.serve_lock(), SHORT_LIFE).map_err(KeeperError::InUse)?);
     for path in [&folders.memory_mount, &folders.disk_mount] {
         mounts::remove_stale(path)?;
-        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder { path: path.clone(), source })?;
+        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder {
+            path: path.clone(),
+            source,
+        })?;
     }
     let memory = mounts::mount("aenv-memory", &folders.memory_mount)?;
     match mounts::mount("aenv-disks", &folders.disk_mount) {
@@ -131,7 +163,11 @@ impl Keeper {
                         return stop(&peer);
                     }
                     peer.reap();
-                    eprintln!("aenv-blockd keeper: blockd {} ended after {:?}", peer.pid, started.elapsed());
+                    eprintln!(
+                        "aenv-blockd keeper: blockd {} ended after {:?}",
+                        peer.pid,
+                        started.elapsed()
+                    );
                 }
                 // Out of memory or processes: giving up would end every guest, so it is tried again.
                 Err(error) => eprintln!("aenv-blockd keeper: blockd cannot be started: {error}"),
@@ -152,8 +188,11 @@ impl Keeper {
         arguments.extend(folders.options());
         arguments.extend(self.arguments.serve_options.iter().cloned());
         arguments.extend(["--keeper-pid".to_owned(), own.pid.to_string()]);
-        let descriptors =
-            [("--memory-fd", self.memory.as_fd()), ("--disk-fd", self.disks.as_fd()), ("--keeper-pidfd", own.pidfd())];
+        let descriptors = [
+            ("--memory-fd", self.memory.as_fd()),
+            ("--disk-fd", self.disks.as_fd()),
+            ("--keeper-pidfd", own.pidfd()),
+        ];
         start_self(&arguments, &descriptors)
     }
 
@@ -161,7 +200,10 @@ impl Keeper {
     fn stopped_before_end(&self, blockd: &Peer) -> bool {
         loop {
             let pidfd = blockd.pidfd();
-            let mut watched = [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&pidfd, PollFlags::IN)];
+            let mut watched = [
+                PollFd::new(&self.stop, PollFlags::IN),
+                PollFd::new(&pidfd, PollFlags::IN),
+            ];
             if poll(&mut watched, None).is_err() {
                 continue;
             }
@@ -176,7 +218,10 @@ impl Keeper {
 
     fn told_to_stop(&self, within: Duration) -> bool {
         let time = crate::process::timespec(within);
-        matches!(poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&time)), Ok(1..))
+        matches!(
+            poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&time)),
+            Ok(1..)
+        )
     }
 
     fn unmount(&self) {
@@ -188,7 +233,10 @@ impl Keeper {
 fn stop(blockd: &Peer) {
     blockd.signal(Signal::TERM);
     if !blockd.wait(Some(STOP_WAIT)) {
-        eprintln!("aenv-blockd keeper: blockd {} does not end within {STOP_WAIT:?}: it is killed", blockd.pid);
+        eprintln!(
+            "aenv-blockd keeper: blockd {} does not end within {STOP_WAIT:?}: it is killed",
+            blockd.pid
+        );
         blockd.signal(Signal::KILL);
         blockd.wait(Some(STOP_WAIT));
     }

@@ -18,9 +18,17 @@ pub enum MountError {
     #[error("cannot open /dev/fuse (is the fuse module loaded?)")]
     NoFuse(#[source] io::Error),
     #[error("cannot mount {}", path.display())]
-    Mount { path: PathBuf, #[source] source: io::Error },
+    Mount {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot unmount what is left at {}", path.display())]
-    Stale { path: PathBuf, #[source] source: io::Error },
+    Stale {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} carries a file system of kind {kind}, which is not ours", path.display())]
     Foreign { path: PathBuf, kind: String },
 }
@@ -28,15 +36,20 @@ pub enum MountError {
 /// Mounts and returns the connection. The root's attributes are asked of blockd later; nothing here waits for it.
 pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(|error| MountError::NoFuse(error.into()))?;
+    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty())
+        .map_err(|error| MountError::NoFuse(error.into()))?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={TRANSFER_BYTES_MAX}",
         fuse.as_raw_fd()
     );
-    let failed = |source: io::Error| MountError::Mount { path: path.to_owned(), source };
+    let failed = |source: io::Error| MountError::Mount {
+        path: path.to_owned(),
+        source,
+    };
     let options = CString::new(options).map_err(|error| failed(error.into()))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount(source, path, KIND, flags, options.as_c_str()).map_err(|error| failed(error.into()))?;
+    rustix::mount::mount(source, path, KIND, flags, options.as_c_str())
+        .map_err(|error| failed(error.into()))?;
     Ok(fuse)
 }
 
@@ -44,7 +57,10 @@ pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
 pub fn unmount(path: &Path) {
     while is_mounted(path) {
         if let Err(error) = rustix::mount::unmount(path, UnmountFlags::DETACH) {
-            eprintln!("aenv-blockd keeper: cannot unmount {}: {error}", path.display());
+            eprintln!(
+                "aenv-blockd keeper: cannot unmount {}: {error}",
+                path.display()
+            );
             return;
         }
     }
@@ -54,10 +70,19 @@ pub fn unmount(path: &Path) {
 pub fn remove_stale(path: &Path) -> Result<(), MountError> {
     while let Some(entry) = find(path) {
         if entry.kind != KIND {
-            return Err(MountError::Foreign { path: path.to_owned(), kind: entry.kind });
+            return Err(MountError::Foreign {
+                path: path.to_owned(),
+                kind: entry.kind,
+            });
         }
-        eprintln!("aenv-blockd keeper: removing the stale mount at {}", path.display());
-        let failed = |error: rustix::io::Errno| MountError::Stale { path: path.to_owned(), source: error.into() };
+        eprintln!(
+            "aenv-blockd keeper: removing the stale mount at {}",
+            path.display()
+        );
+        let failed = |error: rustix::io::Errno| MountError::Stale {
+            path: path.to_owned(),
+            source: error.into(),
+        };
         rustix::mount::unmount(path, UnmountFlags::DETACH).map_err(failed)?;
     }
     Ok(())
@@ -90,13 +115,19 @@ fn find(path: &Path) -> Option<Entry> {
         let mut fields = left.split(' ').skip(2);
         let device = fields.next()?.to_owned();
         let here = unescape(fields.nth(1)?) == path.to_string_lossy();
-        here.then(|| Entry { device, kind: right.split(' ').next().unwrap_or_default().to_owned() })
+        here.then(|| Entry {
+            device,
+            kind: right.split(' ').next().unwrap_or_default().to_owned(),
+        })
     })
 }
 
 /// With symbolic links in its *parent* resolved: looking at the last component would ask the mount itself.
 fn resolved(path: &Path) -> PathBuf {
-    match (path.parent().and_then(|parent| parent.canonicalize().ok()), path.file_name()) {
+    match (
+        path.parent().and_then(|parent| parent.canonicalize().ok()),
+        path.file_name(),
+    ) {
         (Some(parent), Some(name)) => parent.join(name),
         _ => path.to_owned(),
     }
@@ -104,7 +135,11 @@ fn resolved(path: &Path) -> PathBuf {
 
 /// Space, tab, newline and backslash stand as octal numbers in that file.
 fn unescape(field: &str) -> String {
-    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    field
+        .replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
 }
 
 #[cfg(test)]
@@ -116,7 +151,10 @@ mod tests {
         assert!(find(Path::new("/proc")).is_some_and(|entry| entry.kind == "proc"));
         assert!(!is_mounted(Path::new("/proc")));
         assert!(find(Path::new("/proc/self")).is_none());
-        assert!(matches!(remove_stale(Path::new("/proc")), Err(MountError::Foreign { .. })));
+        assert!(matches!(
+            remove_stale(Path::new("/proc")),
+            Err(MountError::Foreign { .. })
+        ));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aenv_wire::block::{
-    Empty, ErrorBody, ErrorKind, ExportDisk, ExportMemory, ExportOk, HelloOk, Name, Operation, Outcome, Request, SealDisk,
-    SealDiskOk, decode_answer, read_frame, write_frame,
+    Empty, ErrorBody, ErrorKind, ExportDisk, ExportMemory, ExportOk, HelloOk, Name, Operation,
+    Outcome, Request, SealDisk, SealDiskOk, decode_answer, read_frame, write_frame,
 };
 use serde::de::DeserializeOwned;
 
@@ -42,7 +42,11 @@ impl Daemons {
     pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Daemons {
         let folder = tempfile::Builder::new().prefix("blockd").tempdir().unwrap();
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut daemons = Daemons { folder, keeper: None, options };
+        let mut daemons = Daemons {
+            folder,
+            keeper: None,
+            options,
+        };
         daemons.start_keeper(environment);
         daemons.hello();
         daemons
@@ -51,9 +55,12 @@ impl Daemons {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aenv-blockd"));
         command.arg("keeper");
-        for (option, name) in
-            [("--run-dir", "run"), ("--state-dir", "state"), ("--memory-mount", "mnt/memory"), ("--disk-mount", "mnt/disks")]
-        {
+        for (option, name) in [
+            ("--run-dir", "run"),
+            ("--state-dir", "state"),
+            ("--memory-mount", "mnt/memory"),
+            ("--disk-mount", "mnt/disks"),
+        ] {
             command.arg(option).arg(self.path(name));
         }
         command.args(&self.options);
@@ -61,9 +68,16 @@ impl Daemons {
     }
 
     pub fn start_keeper(&mut self, environment: &[(&str, &str)]) {
-        let log = OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path("log"))
+            .unwrap();
         let mut command = self.command();
-        command.envs(environment.iter().copied()).stdin(Stdio::null()).stderr(log);
+        command
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stderr(log);
         self.keeper = Some(command.spawn().unwrap());
     }
 
@@ -110,7 +124,9 @@ impl Daemons {
         let hello = self.hello();
         kill(hello.keeper_pid, libc::SIGTERM);
         self.reap();
-        wait_until("both have ended", || !is_alive(hello.keeper_pid) && !is_alive(hello.pid));
+        wait_until("both have ended", || {
+            !is_alive(hello.keeper_pid) && !is_alive(hello.pid)
+        });
     }
 
     /// blockd answers nobody until `go_on`; its keeper does not mind, since it is alive.
@@ -119,7 +135,9 @@ impl Daemons {
     }
 
     pub fn go_on(&self) {
-        self.recorded().into_iter().for_each(|pid| kill(pid, libc::SIGCONT));
+        self.recorded()
+            .into_iter()
+            .for_each(|pid| kill(pid, libc::SIGCONT));
     }
 
     fn reap(&mut self) {
@@ -141,9 +159,13 @@ impl Daemons {
             let pid = u32::try_from(record["pid"].as_u64()?).ok()?;
             // A number that has been given to another program must not be killed.
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-            (line.contains("aenv-blockd") && line.contains(&*self.folder.path().to_string_lossy())).then_some(pid)
+            (line.contains("aenv-blockd") && line.contains(&*self.folder.path().to_string_lossy()))
+                .then_some(pid)
         };
-        ["run/keeper.json", "run/blockd.json"].iter().filter_map(|name| read(name)).collect()
+        ["run/keeper.json", "run/blockd.json"]
+            .iter()
+            .filter_map(|name| read(name))
+            .collect()
     }
 }
 
@@ -167,7 +189,9 @@ impl Drop for Daemons {
         }
         self.reap();
         for mount in ["mnt/memory", "mnt/disks"] {
-            while rustix::mount::unmount(self.path(mount), rustix::mount::UnmountFlags::DETACH).is_ok() {}
+            while rustix::mount::unmount(self.path(mount), rustix::mount::UnmountFlags::DETACH)
+                .is_ok()
+            {}
         }
     }
 }
@@ -216,12 +240,27 @@ impl Client {
 
     pub fn memory(&mut self, name: &str, size_bytes: u64, layers: &[String]) -> ExportOk {
         let layers = layers.to_vec();
-        self.ask(Operation::ExportMemory(ExportMemory { name: name.to_owned(), size_bytes, layers }))
+        self.ask(Operation::ExportMemory(ExportMemory {
+            name: name.to_owned(),
+            size_bytes,
+            layers,
+        }))
     }
 
-    pub fn disk(&mut self, name: &str, size_bytes: u64, layers: &[String], upper: &str) -> ExportOk {
+    pub fn disk(
+        &mut self,
+        name: &str,
+        size_bytes: u64,
+        layers: &[String],
+        upper: &str,
+    ) -> ExportOk {
         let (layers, upper) = (layers.to_vec(), upper.to_owned());
-        self.ask(Operation::ExportDisk(ExportDisk { name: name.to_owned(), size_bytes, layers, upper }))
+        self.ask(Operation::ExportDisk(ExportDisk {
+            name: name.to_owned(),
+            size_bytes,
+            layers,
+            upper,
+        }))
     }
 
     pub fn seal(&mut self, name: &str, new_upper: Option<&str>) -> SealDiskOk {
@@ -229,16 +268,25 @@ impl Client {
     }
 
     pub fn unexport(&mut self, name: &str) {
-        self.ask::<Empty>(Operation::Unexport(Name { name: name.to_owned() }));
+        self.ask::<Empty>(Operation::Unexport(Name {
+            name: name.to_owned(),
+        }));
     }
 }
 
 pub fn seal(name: &str, new_upper: Option<&str>) -> Operation {
-    Operation::SealDisk(SealDisk { name: name.to_owned(), new_upper: new_upper.map(str::to_owned) })
+    Operation::SealDisk(SealDisk {
+        name: name.to_owned(),
+        new_upper: new_upper.map(str::to_owned),
+    })
 }
 
 pub fn open(path: &str) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap()
 }
 
 pub fn kill(pid: u32, signal: i32) {
@@ -249,7 +297,8 @@ pub fn kill(pid: u32, signal: i32) {
 /// A process that ended and waits for its parent does not count.
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
@@ -262,7 +311,12 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 pub fn discard(file: &File, offset: u64, length: u64) -> rustix::io::Result<()> {
     use rustix::fs::FallocateFlags;
-    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
+    rustix::fs::fallocate(
+        file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        offset,
+        length,
+    )
 }
 
 /// A small generator with a printed seed: tests must be repeatable.
@@ -286,6 +340,8 @@ impl Random {
     }
 
     pub fn fill(&mut self, bytes: &mut [u8]) {
-        bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
+        bytes
+            .chunks_mut(8)
+            .for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
     }
 }

@@ -150,20 +150,32 @@ struct Answer<T> {
 
 /// The body of a good answer. The types above hold nothing that JSON cannot carry, hence no error.
 pub fn encode_ok<T: Serialize>(id: u64, ok: &T) -> Vec<u8> {
-    encode(&Answer { id, outcome: Outcome::Ok(ok) })
+    encode(&Answer {
+        id,
+        outcome: Outcome::Ok(ok),
+    })
 }
 
 /// The body of a refusal.
 pub fn encode_error(id: u64, kind: ErrorKind, message: &str) -> Vec<u8> {
-    encode(&Answer::<Empty> { id, outcome: Outcome::Error(ErrorBody { kind, message: message.to_owned() }) })
+    encode(&Answer::<Empty> {
+        id,
+        outcome: Outcome::Error(ErrorBody {
+            kind,
+            message: message.to_owned(),
+        }),
+    })
 }
 
 /// Reads an answer whose good half is a `T`.
-pub fn decode_answer<T: DeserializeOwned>(body: &[u8]) -> Result<(u64, Outcome<T>), serde_json::Error> {
+pub fn decode_answer<T: DeserializeOwned>(
+    body: &[u8],
+) -> Result<(u64, Outcome<T>), serde_json::Error> {
     let answer: Answer<T> = serde_json::from_slice(body)?;
     Ok((answer.id, answer.outcome))
 }
 
 fn encode<T: Serialize>(answer: &T) -> Vec<u8> {
-    serde_json::to_vec(answer).unwrap_or_else(|error| unreachable!("an answer is always JSON: {error}"))
+    serde_json::to_vec(answer)
+        .unwrap_or_else(|error| unreachable!("an answer is always JSON: {error}"))
 }

@@ -128,8 +128,15 @@ impl Request {
         struct Envelope {
             id: u64,
         }
-        let bad = |id| move |error: serde_json::Error| BadRequest { id, reason: error.to_string() };
-        let id = serde_json::from_slice::<Envelope>(body).map_err(bad(None))?.id;
+        let bad = |id| {
+            move |error: serde_json::Error| BadRequest {
+                id,
+                reason: error.to_string(),
+            }
+        };
+        let id = serde_json::from_slice::<Envelope>(body)
+            .map_err(bad(None))?
+            .id;
         let operation = serde_json::from_slice::<Operation>(body).map_err(bad(Some(id)))?;
         Ok(Request { id, operation })
     }
