@@ -1,8 +1,8 @@
 """Writes the guest's initramfs: the guest daemon as /init, its kernel modules, and nothing else.
 
-The archive is `newc` cpio (what the kernel unpacks), uncompressed: under an emulated CPU decompression costs more
-than reading the bytes. The same input gives the same bytes, so that the
-hash of an initramfs names it: numbers, owners and times are constants and entries are sorted.
+The archive is `newc` cpio (what the kernel unpacks), uncompressed: with 7 MB neither gzip nor zstd made a guest boot
+measurably sooner under TCG, and their output differs between versions. The same input gives the same bytes, so that
+the hash of an initramfs names it: numbers, owners and times are constants and entries are sorted.
 """
 
 from __future__ import annotations

@@ -72,8 +72,11 @@ def prepare_guest(
     kernel: Path | None = None,
     modules_dir: Path | None = None,
     modules: Sequence[str] = GUEST_MODULES,
+    refresh: bool = False,
 ) -> GuestFiles:
     """Make GUEST_DIR/<version>/{vmlinux,initramfs}; with `kernel` and `modules_dir` no package is fetched.
+
+    See `fetch_kernel` for `refresh`.
 
     Blocking (a download the first time, milliseconds afterwards): call it from a thread. Safe to call from several
     processes at once: every file appears by rename. Raises `HostUnsuitable` when no kernel can be had here and
@@ -84,26 +87,28 @@ def prepare_guest(
     if kernel is not None and modules_dir is not None:
         found = _unpack_once(cache_dir, _path_key(kernel, modules), kernel, modules_dir, modules)
     else:
-        found = fetch_kernel(cache_dir, modules)
+        found = fetch_kernel(cache_dir, modules, refresh=refresh)
     if not envd.is_file():
         raise ImageError(f"the guest daemon {envd} does not exist; build it with `cargo build --release -p aenv-envd`")
     initramfs = build_initramfs(envd, found.modules)
     version = f"{found.release}-{hashlib.sha256(initramfs).hexdigest()[:12]}"
     folder = guest_dir / version
     folder.mkdir(parents=True, exist_ok=True)
-    _write_once(folder / "vmlinux", found.vmlinux.read_bytes())
+    _link_once(folder / "vmlinux", found.vmlinux)
     _write_once(folder / "initramfs", initramfs)
     _write_once(folder / "probe-initramfs", build_probe_initramfs())
     return GuestFiles(folder / "vmlinux", folder / "initramfs", folder / "probe-initramfs", version)
 
 
-def fetch_kernel(cache_dir: Path, modules: Sequence[str] = GUEST_MODULES) -> Kernel:
-    """Return the newest cloud kernel that apt knows, from the cache or by download.
+def fetch_kernel(cache_dir: Path, modules: Sequence[str] = GUEST_MODULES, *, refresh: bool = False) -> Kernel:
+    """Return the newest cached cloud kernel, or with `refresh` (or an empty cache) the newest that apt can download.
 
-    Without a working apt the newest *cached* kernel is used, so that a node starts without its network.
+    A restart of the server therefore needs no network and changes no kernel; who upgrades asks for it. Raises
+    `HostUnsuitable` when there is neither.
     """
-    candidates = _candidates(_package_names())
-    for package in candidates[:DOWNLOAD_ATTEMPTS_MAX]:
+    if not refresh and (kernel := _newest_cached(cache_dir, modules)) is not None:
+        return kernel
+    for package in _candidates(_package_names())[:DOWNLOAD_ATTEMPTS_MAX]:
         cached = _cached(cache_dir / _key(package, modules))
         if cached is not None:
             return cached
@@ -114,10 +119,8 @@ def fetch_kernel(cache_dir: Path, modules: Sequence[str] = GUEST_MODULES) -> Ker
             return _unpack_package(archive, cache_dir, _key(package, modules), modules)
         finally:
             archive.unlink(missing_ok=True)
-    for folder in _newest_first(cache_dir, modules):
-        cached = _cached(folder)
-        if cached is not None:
-            return cached
+    if (kernel := _newest_cached(cache_dir, modules)) is not None:
+        return kernel
     raise HostUnsuitable(f"no linux-image-{KERNEL_LINE}.*-cloud-amd64 package can be downloaded; {HOW_TO_FIX}")
 
 
@@ -275,10 +278,11 @@ def _cached(folder: Path) -> Kernel | None:
     return Kernel(folder / "vmlinux", folder / "modules", release)
 
 
-def _newest_first(cache_dir: Path, modules: Sequence[str]) -> list[Path]:
+def _newest_cached(cache_dir: Path, modules: Sequence[str]) -> Kernel | None:
     suffix = _key("", modules)
     names = [entry.name.removesuffix(suffix) for entry in cache_dir.glob(f"linux-image-*{suffix}")]
-    return [cache_dir / f"{name}{suffix}" for name in _candidates(names)]
+    found = (_cached(cache_dir / f"{name}{suffix}") for name in _candidates(names))
+    return next((kernel for kernel in found if kernel is not None), None)
 
 
 def _key(package: str, modules: Sequence[str]) -> str:
@@ -301,6 +305,19 @@ def _write_once(path: Path, content: bytes) -> None:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(content)
+    partial.rename(path)
+
+
+def _link_once(path: Path, source: Path) -> None:
+    """The same for a file that need not be read: 57 MB at each start are not copied, where one disk holds both."""
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    try:
+        partial.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, partial)
     partial.rename(path)
 
 

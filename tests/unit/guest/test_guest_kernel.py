@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -143,4 +144,25 @@ def test_without_apt_the_newest_cached_kernel_serves(tmp_path: Path, monkeypatch
         folder = tmp_path / kernel_module._key(f"linux-image-{version}-cloud-amd64", ["m"])
         folder.mkdir()
         (folder / "release").write_text(version)
-    assert fetch_kernel(tmp_path, ["m"]).release == "6.12.100+deb12"
+    for refresh in (False, True):
+        assert fetch_kernel(tmp_path, ["m"], refresh=refresh).release == "6.12.100+deb12"
+
+
+def test_a_restart_asks_nobody_for_a_kernel_that_it_has_and_a_refresh_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def apt(command: list[str], *_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
+        asked.append(command[0])
+        return subprocess.CompletedProcess(command, 100, b"linux-image-6.12.9+deb12-cloud-amd64", b"")
+
+    monkeypatch.setattr(kernel_module, "_run", apt)
+    monkeypatch.setattr(kernel_module.shutil, "which", lambda _: "/usr/bin/apt-cache")
+    folder = tmp_path / kernel_module._key("linux-image-6.12.8+deb12-cloud-amd64", ["m"])
+    folder.mkdir()
+    (folder / "release").write_text("6.12.8")
+    assert fetch_kernel(tmp_path, ["m"]).release == "6.12.8"
+    assert asked == []
+    assert fetch_kernel(tmp_path, ["m"], refresh=True).release == "6.12.8", "the download failed"
+    assert asked == ["apt-cache", "apt-get"]
