@@ -68,14 +68,17 @@ async def _readable(descriptor: int) -> None:
 def signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
     """Call the handlers on the event loop while the context lasts.
 
-    Outside the main thread (a test's) signals cannot be received, and the handlers are never called.
+    A signal that is ignored stays ignored: nohup and shells that start background jobs mean it so. Outside the main
+    thread (a test's) signals cannot be received, and the handlers are never called.
     """
     loop = asyncio.get_running_loop()
     installed = []
     try:
         for number, handler in handlers.items():
+            previous = signal.getsignal(number)
+            if previous is signal.SIG_IGN:
+                continue
             with contextlib.suppress(RuntimeError, ValueError):
-                previous = signal.getsignal(number)
                 loop.add_signal_handler(number, handler)
                 installed.append((number, previous))
         yield

@@ -172,9 +172,18 @@ def test_a_command_is_required(server, aenv):
     assert done.stderr.startswith(b"aenv: give either a COMMAND or --attach PID")
 
 
+# A test run that was started in the background has inherited an ignored SIGINT.
+WITH_INTERRUPTS = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agentenv.cli import main
+main()
+"""
+
+
 def start_process(environ, tmp_path, *args):
     return subprocess.Popen(
-        [sys.executable, "-m", "agentenv.cli", *args],
+        [sys.executable, "-c", WITH_INTERRUPTS, *args],
         env=environ,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
@@ -215,6 +224,28 @@ def test_second_interrupt_kills(server, environ, tmp_path):
     process.communicate(timeout=20)
     assert process.returncode == 130
     assert [name for _, name in server.state.signals] == ["SIGNAL_SIGTERM", "SIGNAL_SIGKILL"]
+
+
+def test_an_ignored_signal_stays_ignored(server, environ, tmp_path):
+    box = server.state.add()
+    script = "echo ready; while [ ! -e go ]; do sleep 0.01; done; echo went"
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-m", "agentenv.cli", "exec", box, "--", script],
+        env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    (server.state.root / "home" / "go").touch()
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out, server.state.signals) == (0, b"went\n", [])
+
+
+def test_closed_standard_streams_are_no_error(server, environ, tmp_path):
+    box = server.state.add()
+    for words in (["exec", box, "--", "echo x; exit 4"], ["ls"]):
+        command = ["sh", "-c", '"$@" >&- 2>&- <&-', "sh", sys.executable, "-m", "agentenv.cli", *words]
+        done = subprocess.run(command, env=environ, cwd=tmp_path, check=False)
+        assert done.returncode == (4 if words[0] == "exec" else 0)
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(server, environ, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from test_cli_cp import contents, make_tree
+from test_cli_exec import WITH_INTERRUPTS
 from test_cli_shell import Terminal
 
 pytestmark = pytest.mark.host
@@ -129,7 +130,7 @@ def test_interrupt_reaches_the_whole_process_group(daemon, server, environ, tmp_
     marker = tmp_path / "child"
     script = f"sleep 100 & echo $! > {marker}; echo ready; wait"
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentenv.cli", "exec", box, "-u", "root", "-e", f"HOME={tmp_path}/home", "--", script],
+        [sys.executable, "-c", WITH_INTERRUPTS, "exec", box, "-u", "root", "-e", f"HOME={tmp_path}/home", "--", script],
         env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
