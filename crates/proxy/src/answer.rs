@@ -4,7 +4,9 @@
 //! any origin, so that a web page can tell a dead sandbox from a broken network.
 
 use aenv_wire::route::Refusal;
-use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{
+    ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 
@@ -26,7 +28,11 @@ pub enum Form {
 
 impl Form {
     pub fn wanted(headers: &HeaderMap) -> Self {
-        if head::prefers_html(headers) { Self::Html } else { Self::Json }
+        if head::prefers_html(headers) {
+            Self::Html
+        } else {
+            Self::Json
+        }
     }
 }
 
@@ -55,43 +61,65 @@ pub fn port_closed(form: Form, place: &Place) -> Reply {
 
 /// Something listens but broke off before it answered.
 pub fn broke_off(form: Form, place: &Place) -> Reply {
-    about_port(form, place, "The sandbox closed the connection before it answered")
+    about_port(
+        form,
+        place,
+        "The sandbox closed the connection before it answered",
+    )
 }
 
 fn about_port(form: Form, place: &Place, message: &str) -> Reply {
     let status = StatusCode::BAD_GATEWAY;
     let Place { sandbox_id, port } = place;
-    let body = AboutSandbox { sandbox_id, message, port: Some(*port), code: status.as_u16() };
+    let body = AboutSandbox {
+        sandbox_id,
+        message,
+        port: Some(*port),
+        code: status.as_u16(),
+    };
     error(form, status, message, &body)
 }
 
 pub fn token_missing(form: Form, place: &Place) -> Reply {
-    let message =
-        "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing";
+    let message = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing";
     forbidden(form, place, message)
 }
 
 pub fn token_invalid(form: Form, place: &Place) -> Reply {
-    let message =
-        "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid";
+    let message = "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid";
     forbidden(form, place, message)
 }
 
 fn forbidden(form: Form, place: &Place, message: &str) -> Reply {
     let status = StatusCode::FORBIDDEN;
-    let body = AboutSandbox { sandbox_id: &place.sandbox_id, message, port: None, code: status.as_u16() };
+    let body = AboutSandbox {
+        sandbox_id: &place.sandbox_id,
+        message,
+        port: None,
+        code: status.as_u16(),
+    };
     error(form, status, message, &body)
 }
 
 /// An error that is not about a guest: `{"code", "message"}`.
 pub fn plain(form: Form, status: StatusCode, message: &str) -> Reply {
-    error(form, status, message, &Plain { code: status.as_u16(), message })
+    error(
+        form,
+        status,
+        message,
+        &Plain {
+            code: status.as_u16(),
+            message,
+        },
+    )
 }
 
 /// Something is missing that is expected to be back in a second.
 pub fn unavailable(form: Form, message: &str) -> Reply {
     let mut reply = plain(form, StatusCode::SERVICE_UNAVAILABLE, message);
-    reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    reply
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
     reply
 }
 
@@ -104,7 +132,9 @@ fn error(form: Form, status: StatusCode, message: &str, body: &impl Serialize) -
     let mut reply = Response::new(ReplyBody::own(bytes));
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, kind);
-    reply.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    reply
+        .headers_mut()
+        .insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     reply
 }
 
@@ -126,7 +156,10 @@ pub fn refusal(form: Form, refusal: &Refusal) -> Reply {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(CONTENT_TYPE, kind.clone());
     for (name, value) in &refusal.headers {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value)) {
+        if let (Ok(name), Ok(value)) = (
+            HeaderName::from_bytes(name.as_bytes()),
+            HeaderValue::from_str(value),
+        ) {
             headers.insert(name, value);
         }
     }
@@ -137,8 +170,15 @@ pub fn refusal(form: Form, refusal: &Refusal) -> Reply {
 }
 
 fn page(status: StatusCode, message: &str) -> String {
-    let title = format!("{} {}", status.as_u16(), status.canonical_reason().unwrap_or_default());
-    let message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let title = format!(
+        "{} {}",
+        status.as_u16(),
+        status.canonical_reason().unwrap_or_default()
+    );
+    let message = message
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
     format!(
         "<!doctype html>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{message}</p>\n"
     )

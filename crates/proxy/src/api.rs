@@ -23,7 +23,10 @@ pub struct Api {
 
 impl Api {
     pub fn new(socket: PathBuf) -> Self {
-        Self { pool: Pool::new(Peer::Server(socket)), outage: Outage::of("the API server") }
+        Self {
+            pool: Pool::new(Peer::Server(socket)),
+            outage: Outage::of("the API server"),
+        }
     }
 
     /// Drops idle connections that are too old.
@@ -48,7 +51,11 @@ pub async fn answer(api: &Api, client: &Arc<Client>, mut inbound: Inbound) -> Re
         // It may have done what was asked, so nobody is told to retry blindly.
         Err(ExchangeError::Broken(error)) => {
             eprintln!("proxy: API server broke off: {}", chain(&error));
-            answer::plain(form, StatusCode::BAD_GATEWAY, "the API server broke off before it answered")
+            answer::plain(
+                form,
+                StatusCode::BAD_GATEWAY,
+                "the API server broke off before it answered",
+            )
         }
     }
 }

@@ -7,7 +7,8 @@ pub const USAGE: &str = "usage: aenv-proxy [--listen ADDR:PORT] --api SOCKET --r
                          [--domain DOMAIN] [--connections-max N]";
 
 /// Where the proxy listens unless told otherwise.
-const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
+const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Args {
@@ -37,11 +38,20 @@ impl Args {
         let (mut listen, mut api, mut resolver, mut control) = (LISTEN_DEFAULT, None, None, None);
         let (mut domain, mut connections_max) = (None, None);
         while let Some(option) = words.next() {
-            let known = ["--listen", "--api", "--resolver", "--control", "--domain", "--connections-max"];
+            let known = [
+                "--listen",
+                "--api",
+                "--resolver",
+                "--control",
+                "--domain",
+                "--connections-max",
+            ];
             if !known.contains(&option.as_str()) {
                 return Err(ArgsError::Unknown(option));
             }
-            let value = words.next().ok_or_else(|| ArgsError::NoValue(option.clone()))?;
+            let value = words
+                .next()
+                .ok_or_else(|| ArgsError::NoValue(option.clone()))?;
             match option.as_str() {
                 "--listen" => listen = parsed(&option, &value)?,
                 "--api" => api = Some(PathBuf::from(value)),
@@ -63,7 +73,10 @@ impl Args {
 }
 
 fn parsed<T: std::str::FromStr>(option: &str, value: &str) -> Result<T, ArgsError> {
-    value.parse().map_err(|_| ArgsError::Invalid { option: option.to_owned(), value: value.to_owned() })
+    value.parse().map_err(|_| ArgsError::Invalid {
+        option: option.to_owned(),
+        value: value.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -77,15 +90,24 @@ mod tests {
     #[test]
     fn sockets_are_enough() {
         let args = parse("--api /a --resolver /r --control /c").unwrap();
-        assert_eq!((args.listen, args.domain, args.connections_max), (LISTEN_DEFAULT, None, None));
+        assert_eq!(
+            (args.listen, args.domain, args.connections_max),
+            (LISTEN_DEFAULT, None, None)
+        );
     }
 
     #[test]
     fn mistakes_are_named() {
         assert_eq!(parse("--apis /a"), Err(ArgsError::Unknown("--apis".into())));
         assert_eq!(parse("--api"), Err(ArgsError::NoValue("--api".into())));
-        assert_eq!(parse("--api /a --control /c"), Err(ArgsError::Missing("--resolver")));
-        let invalid = ArgsError::Invalid { option: "--listen".into(), value: "8000".into() };
+        assert_eq!(
+            parse("--api /a --control /c"),
+            Err(ArgsError::Missing("--resolver"))
+        );
+        let invalid = ArgsError::Invalid {
+            option: "--listen".into(),
+            value: "8000".into(),
+        };
         assert_eq!(parse("--listen 8000"), Err(invalid));
     }
 }

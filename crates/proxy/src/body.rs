@@ -54,7 +54,11 @@ impl Drop for Download {
     fn drop(&mut self) {
         let has_ended = self.has_ended || self.incoming.is_end_stream();
         self.upload.abandon_if_unwanted();
-        if let Some(Lease { pool, sender, socket }) = self.lease.take()
+        if let Some(Lease {
+            pool,
+            sender,
+            socket,
+        }) = self.lease.take()
             && has_ended
             && self.upload.has_ended()
         {
@@ -67,18 +71,30 @@ impl Drop for Download {
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Made by the proxy.
-    Own { bytes: Option<Bytes>, serving: Option<Serving> },
-    Passed { download: Download, serving: Option<Serving> },
+    Own {
+        bytes: Option<Bytes>,
+        serving: Option<Serving>,
+    },
+    Passed {
+        download: Download,
+        serving: Option<Serving>,
+    },
 }
 
 impl ReplyBody {
     pub fn own(bytes: impl Into<Bytes>) -> Self {
         let bytes = Some(bytes.into()).filter(|bytes: &Bytes| !bytes.is_empty());
-        Self::Own { bytes, serving: None }
+        Self::Own {
+            bytes,
+            serving: None,
+        }
     }
 
     pub fn passed(download: Download) -> Self {
-        Self::Passed { download, serving: None }
+        Self::Passed {
+            download,
+            serving: None,
+        }
     }
 
     /// Keeps the client's connection marked as busy until the body is sent.
@@ -93,9 +109,14 @@ impl Body for ReplyBody {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
-            Self::Own { bytes, .. } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Own { bytes, .. } => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
             Self::Passed { download, .. } => download.poll(cx),
         }
     }
@@ -109,7 +130,9 @@ impl Body for ReplyBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Own { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Own { bytes, .. } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
             Self::Passed { download, .. } => download.incoming.size_hint(),
         }
     }

@@ -13,10 +13,17 @@ use crate::socket::Socket;
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     /// Between requests, having received so many bytes by the end of the last one.
-    Idle { since: Instant, received_bytes: u64 },
+    Idle {
+        since: Instant,
+        received_bytes: u64,
+    },
     /// Some bytes of a head have come.
-    Head { since: Instant },
-    Serving { requests: usize },
+    Head {
+        since: Instant,
+    },
+    Serving {
+        requests: usize,
+    },
 }
 
 /// One connection of a client.
@@ -32,7 +39,9 @@ impl Client {
     pub fn begin(self: &Arc<Self>) -> Serving {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         *phase = match *phase {
-            Phase::Serving { requests } => Phase::Serving { requests: requests + 1 },
+            Phase::Serving { requests } => Phase::Serving {
+                requests: requests + 1,
+            },
             Phase::Idle { .. } | Phase::Head { .. } => Phase::Serving { requests: 1 },
         };
         Serving(Arc::clone(self))
@@ -41,14 +50,22 @@ impl Client {
     fn end(&self) {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         *phase = match *phase {
-            Phase::Serving { requests } if requests > 1 => Phase::Serving { requests: requests - 1 },
-            _ => Phase::Idle { since: Instant::now(), received_bytes: self.socket.received_bytes() },
+            Phase::Serving { requests } if requests > 1 => Phase::Serving {
+                requests: requests - 1,
+            },
+            _ => Phase::Idle {
+                since: Instant::now(),
+                received_bytes: self.socket.received_bytes(),
+            },
         };
     }
 
     /// Whether no request is being served.
     pub fn is_waiting(&self) -> bool {
-        !matches!(*self.phase.lock().unwrap_or_else(PoisonError::into_inner), Phase::Serving { .. })
+        !matches!(
+            *self.phase.lock().unwrap_or_else(PoisonError::into_inner),
+            Phase::Serving { .. }
+        )
     }
 
     /// Closes the connection when it exceeded its limit.
@@ -89,24 +106,48 @@ pub struct Clients {
 
 impl Clients {
     pub fn new(connections_max: usize) -> Arc<Self> {
-        Arc::new(Self { connections_max, next: AtomicU64::new(0), open: Mutex::default() })
+        Arc::new(Self {
+            connections_max,
+            next: AtomicU64::new(0),
+            open: Mutex::default(),
+        })
     }
 
     /// Takes a place for a new connection; none when all are taken.
-    pub fn admit(self: &Arc<Self>, socket: &Arc<Socket>, peer: SocketAddr) -> Option<(Arc<Client>, Admission)> {
-        let phase = Mutex::new(Phase::Idle { since: Instant::now(), received_bytes: 0 });
-        let client = Arc::new(Client { socket: Arc::clone(socket), peer, phase });
+    pub fn admit(
+        self: &Arc<Self>,
+        socket: &Arc<Socket>,
+        peer: SocketAddr,
+    ) -> Option<(Arc<Client>, Admission)> {
+        let phase = Mutex::new(Phase::Idle {
+            since: Instant::now(),
+            received_bytes: 0,
+        });
+        let client = Arc::new(Client {
+            socket: Arc::clone(socket),
+            peer,
+            phase,
+        });
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.len() >= self.connections_max {
             return None;
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         open.insert(number, Arc::downgrade(&client));
-        Some((client, Admission { clients: Arc::clone(self), number }))
+        Some((
+            client,
+            Admission {
+                clients: Arc::clone(self),
+                number,
+            },
+        ))
     }
 
     pub fn count(&self) -> usize {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
     }
 
     /// Closes what has been idle or slow for too long.
@@ -145,7 +186,11 @@ pub struct Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.clients.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+        self.clients
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.number);
     }
 }
 
@@ -158,7 +203,9 @@ mod tests {
 
     async fn connected() -> (TcpStream, Arc<Clients>, Arc<Client>, Admission) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let outside = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let outside = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let (inside, peer) = listener.accept().await.unwrap();
         let clients = Clients::new(1);
         let (client, admission) = clients.admit(&Socket::tcp(inside).unwrap(), peer).unwrap();
@@ -170,7 +217,9 @@ mod tests {
         outside.write_all(b"GET /").await.unwrap();
         let mut bytes = [0; 5];
         let mut buffer = tokio::io::ReadBuf::new(&mut bytes);
-        std::future::poll_fn(|cx| client.socket.poll_receive(cx, &mut buffer)).await.unwrap();
+        std::future::poll_fn(|cx| client.socket.poll_receive(cx, &mut buffer))
+            .await
+            .unwrap();
     }
 
     fn is_open(client: &Client) -> bool {
@@ -210,6 +259,9 @@ mod tests {
         assert!(is_open(&client));
         drop(serving);
         clients.sweep(Instant::now() + HEAD_TIMEOUT + Duration::from_secs(1));
-        assert!(is_open(&client), "what was received belongs to the request before");
+        assert!(
+            is_open(&client),
+            "what was received belongs to the request before"
+        );
     }
 }

@@ -50,11 +50,14 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
         return Err(BindError::Taken);
     }
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(BindError::Remove(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(BindError::Remove(error));
+        }
         _ => {}
     }
     let listener = UnixListener::bind(path).map_err(BindError::Listen)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(BindError::Listen)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(BindError::Listen)?;
     Ok(listener)
 }
 
@@ -79,7 +82,11 @@ async fn connection(stream: UnixStream, control: Arc<Control>) {
         async move { Ok::<_, Infallible>(answer(&control, request).await) }
     });
     // Errors mean that the server went away.
-    drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+    drop(
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await,
+    );
 }
 
 async fn answer(control: &Control, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -116,12 +123,18 @@ fn aborted(count: usize) -> Response<Full<Bytes>> {
 }
 
 async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, String> {
-    let body = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
+    let body = Limited::new(body, CONTROL_BODY_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|error| error.to_string())?;
     serde_json::from_slice(&body.to_bytes()).map_err(|error| format!("unreadable body: {error}"))
 }
 
 fn failure(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
-    json(status, &serde_json::json!({"code": status.as_u16(), "message": message}))
+    json(
+        status,
+        &serde_json::json!({"code": status.as_u16(), "message": message}),
+    )
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
@@ -129,6 +142,8 @@ fn json(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
     let bytes = serde_json::to_vec(body).unwrap_or_default();
     let mut response = Response::new(Full::new(Bytes::from(bytes)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

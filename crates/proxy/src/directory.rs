@@ -57,7 +57,10 @@ struct Known {
 
 impl Directory {
     pub fn new(resolver: Resolver) -> Arc<Self> {
-        Arc::new(Self { resolver, known: Mutex::default() })
+        Arc::new(Self {
+            resolver,
+            known: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -84,7 +87,11 @@ impl Directory {
         }
     }
 
-    fn start_question(self: &Arc<Self>, known: &mut Known, place: &Place) -> watch::Receiver<Option<Outcome>> {
+    fn start_question(
+        self: &Arc<Self>,
+        known: &mut Known,
+        place: &Place,
+    ) -> watch::Receiver<Option<Outcome>> {
         let (teller, answer) = watch::channel(None);
         known.questions.insert(place.clone(), answer.clone());
         let (directory, place) = (Arc::clone(self), place.clone());
@@ -99,7 +106,9 @@ impl Directory {
     async fn ask(&self, place: &Place) -> Outcome {
         for _ in 0..RESOLVE_ATTEMPTS_MAX {
             match self.resolver.ask(place).await {
-                Ok(ResolveAnswer::Refuse(refusal)) => return Err(NoRoute::Refused(Arc::new(refusal))),
+                Ok(ResolveAnswer::Refuse(refusal)) => {
+                    return Err(NoRoute::Refused(Arc::new(refusal)));
+                }
                 Ok(ResolveAnswer::Target(target)) => {
                     // An error means withdrawn while the answer was on its way: the next one is about the next run.
                     if let Ok(route) = self.lock().store(place, target) {
@@ -115,7 +124,11 @@ impl Directory {
     /// Forgets one answer that turned out to lead nowhere, unless it was replaced already.
     pub fn forget(&self, place: &Place, route: &Arc<Route>) {
         let mut known = self.lock();
-        if known.routes.get(place).is_some_and(|found| Arc::ptr_eq(found, route)) {
+        if known
+            .routes
+            .get(place)
+            .is_some_and(|found| Arc::ptr_eq(found, route))
+        {
             known.routes.remove(place);
         }
     }
@@ -124,7 +137,9 @@ impl Directory {
     /// client connections that were reset; by then all of them are.
     pub fn withdraw(&self, generations: &[u64]) -> usize {
         let mut known = self.lock();
-        generations.iter().for_each(|generation| known.withdrawn.insert(*generation));
+        generations
+            .iter()
+            .for_each(|generation| known.withdrawn.insert(*generation));
         let over = known.take_withdrawn();
         drop(known);
         over.iter().map(|generation| generation.withdraw()).sum()
@@ -158,10 +173,17 @@ impl Known {
         if self.withdrawn.contains(number) {
             return Err(Over);
         }
-        let generation = self.generations.entry(number).or_insert_with(|| Generation::new(number));
+        let generation = self
+            .generations
+            .entry(number)
+            .or_insert_with(|| Generation::new(number));
         let generation = Arc::clone(generation);
         let pool = generation.pool(SocketAddr::new(target.address, target.port))?;
-        let route = Arc::new(Route { target, generation, pool });
+        let route = Arc::new(Route {
+            target,
+            generation,
+            pool,
+        });
         if self.routes.len() >= ROUTES_MAX
             && let Some(any) = self.routes.keys().next().cloned()
         {
@@ -172,14 +194,25 @@ impl Known {
     }
 
     fn take_withdrawn(&mut self) -> Vec<Arc<Generation>> {
-        let Self { routes, generations, withdrawn, .. } = self;
+        let Self {
+            routes,
+            generations,
+            withdrawn,
+            ..
+        } = self;
         // A gap holds no withdrawn number, so any generation found in one is live.
         let has_live = |first, last| generations.range(first..=last).next().is_some();
         withdrawn.compact(WITHDRAWN_RANGES_MAX, has_live);
-        let over: Vec<u64> = generations.keys().copied().filter(|number| withdrawn.contains(*number)).collect();
+        let over: Vec<u64> = generations
+            .keys()
+            .copied()
+            .filter(|number| withdrawn.contains(*number))
+            .collect();
         if !over.is_empty() {
             routes.retain(|_, route| !withdrawn.contains(route.generation.number));
         }
-        over.iter().filter_map(|number| generations.remove(number)).collect()
+        over.iter()
+            .filter_map(|number| generations.remove(number))
+            .collect()
     }
 }

@@ -32,7 +32,10 @@ pub struct Outgoing {
 /// Where the body comes from.
 #[derive(Debug)]
 pub enum Source {
-    Client { upload: Arc<Upload>, carried: Option<Arc<Carried>> },
+    Client {
+        upload: Arc<Upload>,
+        carried: Option<Arc<Carried>>,
+    },
     Own(Bytes),
 }
 
@@ -40,7 +43,9 @@ impl Outgoing {
     /// For a reused connection the body is kept while it is small.
     fn request(&self, is_reused: bool) -> Request<RequestBody> {
         let body = match &self.source {
-            Source::Client { upload, carried } => RequestBody::passed(upload, carried.as_ref(), is_reused),
+            Source::Client { upload, carried } => {
+                RequestBody::passed(upload, carried.as_ref(), is_reused)
+            }
             Source::Own(bytes) => RequestBody::Own(Some(bytes.clone())),
         };
         Request::from_parts(self.head.clone(), body)
@@ -62,7 +67,15 @@ impl Outgoing {
 
 /// Methods that RFC 9110 defines as idempotent.
 pub fn is_idempotent(method: &Method) -> bool {
-    [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::PUT, Method::DELETE].contains(method)
+    [
+        Method::GET,
+        Method::HEAD,
+        Method::OPTIONS,
+        Method::TRACE,
+        Method::PUT,
+        Method::DELETE,
+    ]
+    .contains(method)
 }
 
 /// Why there is no answer.
@@ -75,18 +88,41 @@ pub enum ExchangeError {
 }
 
 /// Sends the request and waits, without limit, for the head of the answer. Dropping the future ends the exchange.
-pub async fn exchange(pool: &Arc<Pool>, outgoing: &Outgoing) -> Result<(Response<Incoming>, Lease), ExchangeError> {
-    let idle_max = if outgoing.is_idempotent { Duration::MAX } else { UNREPEATABLE_IDLE_MAX };
+pub async fn exchange(
+    pool: &Arc<Pool>,
+    outgoing: &Outgoing,
+) -> Result<(Response<Incoming>, Lease), ExchangeError> {
+    let idle_max = if outgoing.is_idempotent {
+        Duration::MAX
+    } else {
+        UNREPEATABLE_IDLE_MAX
+    };
     if let Some(connection) = pool.reuse(idle_max).await {
         match attempt(connection, outgoing, true).await {
-            Ok((response, sender, socket)) => return Ok((response, Lease { pool: Arc::clone(pool), sender, socket })),
+            Ok((response, sender, socket)) => {
+                return Ok((
+                    response,
+                    Lease {
+                        pool: Arc::clone(pool),
+                        sender,
+                        socket,
+                    },
+                ));
+            }
             Err(failure) if failure.may_repeat => {}
             Err(failure) => return Err(ExchangeError::Broken(failure.error)),
         }
     }
     let connection = pool.connect().await?;
     match attempt(connection, outgoing, false).await {
-        Ok((response, sender, socket)) => Ok((response, Lease { pool: Arc::clone(pool), sender, socket })),
+        Ok((response, sender, socket)) => Ok((
+            response,
+            Lease {
+                pool: Arc::clone(pool),
+                sender,
+                socket,
+            },
+        )),
         Err(failure) => Err(ExchangeError::Broken(failure.error)),
     }
 }
@@ -98,7 +134,11 @@ struct Failure {
 
 type Answered = (Response<Incoming>, SendRequest<RequestBody>, Arc<Socket>);
 
-async fn attempt(connection: Connection, outgoing: &Outgoing, is_reused: bool) -> Result<Answered, Failure> {
+async fn attempt(
+    connection: Connection,
+    outgoing: &Outgoing,
+    is_reused: bool,
+) -> Result<Answered, Failure> {
     let Connection { mut sender, socket } = connection;
     let received_bytes = socket.received_bytes();
     let acknowledged_bytes = socket.acknowledged_bytes();
@@ -109,11 +149,15 @@ async fn attempt(connection: Connection, outgoing: &Outgoing, is_reused: bool) -
         }
         Err(mut refused) => {
             let was_not_sent = refused.take_message().is_some();
-            let is_untouched = acknowledged_bytes.is_some() && socket.acknowledged_bytes() == acknowledged_bytes;
+            let is_untouched =
+                acknowledged_bytes.is_some() && socket.acknowledged_bytes() == acknowledged_bytes;
             let may_repeat = socket.received_bytes() == received_bytes
                 && outgoing.is_repeatable()
                 && (was_not_sent || outgoing.is_idempotent || is_untouched);
-            Err(Failure { error: refused.into_error(), may_repeat })
+            Err(Failure {
+                error: refused.into_error(),
+                may_repeat,
+            })
         }
     }
 }

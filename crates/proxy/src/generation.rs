@@ -34,7 +34,10 @@ struct Live {
 
 impl Generation {
     pub fn new(number: u64) -> Arc<Self> {
-        Arc::new(Self { number, live: Mutex::new(Some(Live::default())) })
+        Arc::new(Self {
+            number,
+            live: Mutex::new(Some(Live::default())),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Live>> {
@@ -46,7 +49,10 @@ impl Generation {
         let mut live = self.lock();
         let pools = &mut live.as_mut().ok_or(Over)?.pools;
         let pool = pools.entry(address).or_insert_with(|| {
-            Pool::new(Peer::Guest { address, generation: Arc::downgrade(self) })
+            Pool::new(Peer::Guest {
+                address,
+                generation: Arc::downgrade(self),
+            })
         });
         Ok(Arc::clone(pool))
     }
@@ -57,7 +63,10 @@ impl Generation {
         let live = live.as_mut().ok_or(Over)?;
         let key = live.take_key();
         live.clients.insert(key, Arc::clone(client));
-        Ok(Carried { generation: Arc::clone(self), key })
+        Ok(Carried {
+            generation: Arc::clone(self),
+            key,
+        })
     }
 
     /// Registers a connection to the guest until the guard is dropped. On error the caller must abort it.
@@ -66,16 +75,24 @@ impl Generation {
         let live = live.as_mut().ok_or(Over)?;
         let key = live.take_key();
         live.guests.insert(key, Arc::downgrade(guest));
-        Ok(Owned { generation: Arc::clone(self), key })
+        Ok(Owned {
+            generation: Arc::clone(self),
+            key,
+        })
     }
 
     /// Resets everything that carries this generation, clients first: a client must never see the end of a stream that
     /// is a consequence of the guest's side going away. Returns the number of client connections.
     pub fn withdraw(&self) -> usize {
-        let Some(live) = self.lock().take() else { return 0 };
+        let Some(live) = self.lock().take() else {
+            return 0;
+        };
         let clients: HashSet<_> = live.clients.values().map(Arc::as_ptr).collect();
         live.clients.values().for_each(|client| client.abort());
-        live.guests.values().filter_map(Weak::upgrade).for_each(|guest| guest.abort());
+        live.guests
+            .values()
+            .filter_map(Weak::upgrade)
+            .for_each(|guest| guest.abort());
         live.pools.values().for_each(|pool| pool.clear());
         clients.len()
     }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use hyper::header::{
-    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING,
-    UPGRADE,
+    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRANSFER_ENCODING, UPGRADE,
 };
 
 use crate::route::{SANDBOX_ID, SANDBOX_PORT};
@@ -21,25 +21,43 @@ const PORT_PLACEHOLDER: &str = "${PORT}";
 /// The protocol that a client wants to switch to, if it does.
 pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let is_asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    if is_asked { headers.get(UPGRADE).cloned() } else { None }
+    if is_asked {
+        headers.get(UPGRADE).cloned()
+    } else {
+        None
+    }
 }
 
 fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+    let values = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    values
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|token| !token.is_empty())
 }
 
 /// Removes what concerns one hop only. Framing is put back by hyper, for what must be said explicitly see below.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> =
-        connection_tokens(headers).filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok()).collect();
+    let named: Vec<HeaderName> = connection_tokens(headers)
+        .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
+        .collect();
     for name in named {
         // Nobody may talk us out of routing or framing headers by calling them hop-by-hop.
         if ![HOST, CONTENT_LENGTH, CONTENT_TYPE].contains(&name) {
             headers.remove(name);
         }
     }
-    for name in [&CONNECTION, &KEEP_ALIVE, &PROXY_CONNECTION, &TE, &TRANSFER_ENCODING, &UPGRADE] {
+    for name in [
+        &CONNECTION,
+        &KEEP_ALIVE,
+        &PROXY_CONNECTION,
+        &TE,
+        &TRANSFER_ENCODING,
+        &UPGRADE,
+    ] {
         headers.remove(name);
     }
 }
@@ -52,7 +70,11 @@ pub fn prepare_request(headers: &mut HeaderMap) {
         .get_all(TE)
         .iter()
         .filter_map(|value| value.to_str().ok())
-        .any(|value| value.split(',').any(|token| token.trim().eq_ignore_ascii_case("trailers")));
+        .any(|value| {
+            value
+                .split(',')
+                .any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+        });
     strip_hop_by_hop(headers);
     if is_chunked {
         // Without this hyper takes a GET with a body of unknown length for one without a body.
@@ -96,8 +118,14 @@ pub fn complete_host(headers: &mut HeaderMap, authority: Option<&str>) {
 
 /// Appends the client's address to the chain.
 pub fn add_forwarded_for(headers: &mut HeaderMap, client: IpAddr) {
-    let earlier = headers.get_all(&FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
-    let chain: Vec<String> = earlier.map(str::to_owned).chain([client.to_canonical().to_string()]).collect();
+    let earlier = headers
+        .get_all(&FORWARDED_FOR)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let chain: Vec<String> = earlier
+        .map(str::to_owned)
+        .chain([client.to_canonical().to_string()])
+        .collect();
     if let Ok(value) = HeaderValue::from_str(&chain.join(", ")) {
         headers.insert(&FORWARDED_FOR, value);
     }
@@ -116,7 +144,9 @@ pub fn check_token(headers: &HeaderMap, expected: &str) -> TokenCheck {
     let mut given = headers.get_all(&TRAFFIC_TOKEN).iter();
     match (given.next(), given.next()) {
         (None, _) => TokenCheck::Missing,
-        (Some(token), None) if equal_in_constant_time(token.as_bytes(), expected.as_bytes()) => TokenCheck::Passed,
+        (Some(token), None) if equal_in_constant_time(token.as_bytes(), expected.as_bytes()) => {
+            TokenCheck::Passed
+        }
         _ => TokenCheck::Invalid,
     }
 }
@@ -125,14 +155,20 @@ fn equal_in_constant_time(left: &[u8], right: &[u8]) -> bool {
     if left.len() != right.len() {
         return false;
     }
-    let difference = left.iter().zip(right).fold(0u8, |sum, (a, b)| sum | (a ^ b));
+    let difference = left
+        .iter()
+        .zip(right)
+        .fold(0u8, |sum, (a, b)| sum | (a ^ b));
     // The barrier keeps the compiler from leaving the loop early.
     std::hint::black_box(difference) == 0
 }
 
 /// Whether the client is a browser that shows a page, rather than a program that parses JSON.
 pub fn prefers_html(headers: &HeaderMap) -> bool {
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let accept = headers
+        .get(ACCEPT)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let position = |kind: &str| accept.find(kind).unwrap_or(usize::MAX);
     position("text/html") < position("application/json")
 }
@@ -152,26 +188,48 @@ mod tests {
     #[test]
     fn hop_by_hop_headers_stay_with_their_hop() {
         let mut map = headers(&[
-            ("connection", "keep-alive, X-Mine"), ("connection", "host"), ("x-mine", "1"), ("host", "h"), ("keep-alive", "9"),
-            ("te", "gzip, trailers"), ("transfer-encoding", "chunked"), ("upgrade", "h2c"), ("x-other", "2"),
+            ("connection", "keep-alive, X-Mine"),
+            ("connection", "host"),
+            ("x-mine", "1"),
+            ("host", "h"),
+            ("keep-alive", "9"),
+            ("te", "gzip, trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("x-other", "2"),
         ]);
         prepare_request(&mut map);
-        let expected = headers(&[("host", "h"), ("x-other", "2"), ("transfer-encoding", "chunked"), ("te", "trailers")]);
+        let expected = headers(&[
+            ("host", "h"),
+            ("x-other", "2"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+        ]);
         assert_eq!(map, expected);
     }
 
     #[test]
     fn an_upgrade_is_asked_for_again() {
-        let mut map = headers(&[("connection", "Keep-Alive, Upgrade"), ("upgrade", "websocket")]);
+        let mut map = headers(&[
+            ("connection", "Keep-Alive, Upgrade"),
+            ("upgrade", "websocket"),
+        ]);
         prepare_request(&mut map);
-        assert_eq!(map, headers(&[("connection", "upgrade"), ("upgrade", "websocket")]));
+        assert_eq!(
+            map,
+            headers(&[("connection", "upgrade"), ("upgrade", "websocket")])
+        );
     }
 
     #[test]
     fn secrets_and_routing_headers_are_removed() {
         let mut map = headers(&[
-            ("x-api-key", "e2b_1"), ("x-api-key", "e2b_2"), ("e2b-traffic-access-token", "t"), ("e2b-sandbox-id", "i"),
-            ("e2b-sandbox-port", "1"), ("x-access-token", "for the daemon"),
+            ("x-api-key", "e2b_1"),
+            ("x-api-key", "e2b_2"),
+            ("e2b-traffic-access-token", "t"),
+            ("e2b-sandbox-id", "i"),
+            ("e2b-sandbox-port", "1"),
+            ("x-access-token", "for the daemon"),
         ]);
         remove_secrets(&mut map);
         assert_eq!(map, headers(&[("x-access-token", "for the daemon")]));
@@ -181,9 +239,21 @@ mod tests {
     fn exactly_one_right_token_passes() {
         let name = "e2b-traffic-access-token";
         assert_eq!(check_token(&headers(&[]), "tok"), TokenCheck::Missing);
-        assert_eq!(check_token(&headers(&[(name, "tok")]), "tok"), TokenCheck::Passed);
-        for wrong in [&[(name, "toK")][..], &[(name, "")], &[(name, "token")], &[(name, "tok"), (name, "tok")]] {
-            assert_eq!(check_token(&headers(wrong), "tok"), TokenCheck::Invalid, "{wrong:?}");
+        assert_eq!(
+            check_token(&headers(&[(name, "tok")]), "tok"),
+            TokenCheck::Passed
+        );
+        for wrong in [
+            &[(name, "toK")][..],
+            &[(name, "")],
+            &[(name, "token")],
+            &[(name, "tok"), (name, "tok")],
+        ] {
+            assert_eq!(
+                check_token(&headers(wrong), "tok"),
+                TokenCheck::Invalid,
+                "{wrong:?}"
+            );
         }
     }
 
@@ -209,9 +279,15 @@ mod tests {
 
     #[test]
     fn the_client_is_appended_to_the_chain() {
-        let mut map = headers(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "2.2.2.2")]);
+        let mut map = headers(&[
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-for", "2.2.2.2"),
+        ]);
         add_forwarded_for(&mut map, "::1".parse().unwrap());
-        assert_eq!(map, headers(&[("x-forwarded-for", "1.1.1.1, 2.2.2.2, ::1")]));
+        assert_eq!(
+            map,
+            headers(&[("x-forwarded-for", "1.1.1.1, 2.2.2.2, ::1")])
+        );
     }
 
     #[test]

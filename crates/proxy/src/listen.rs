@@ -25,14 +25,29 @@ pub fn connections_max(asked: Option<usize>) -> usize {
 fn raise_descriptor_limit() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    ) {
         eprintln!("proxy: cannot raise the limit of open descriptors: {error}");
     }
-    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    getrlimit(Resource::Nofile)
+        .current
+        .map_or(usize::MAX, |limit| {
+            usize::try_from(limit).unwrap_or(usize::MAX)
+        })
 }
 
 /// Accepts until `shutdown`, then gives answers under way their grace.
-pub async fn serve(listener: TcpListener, front: Arc<Front>, clients: Arc<Clients>, shutdown: Arc<Notify>) {
+pub async fn serve(
+    listener: TcpListener,
+    front: Arc<Front>,
+    clients: Arc<Clients>,
+    shutdown: Arc<Notify>,
+) {
     let sweeper = tokio::spawn(sweep(Arc::clone(&front), Arc::clone(&clients)));
     loop {
         let accepted = tokio::select! {
@@ -53,9 +68,16 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, clients: Arc<Client
     drain(&clients).await;
 }
 
-fn admit(stream: TcpStream, peer: std::net::SocketAddr, front: &Arc<Front>, clients: &Arc<Clients>) {
+fn admit(
+    stream: TcpStream,
+    peer: std::net::SocketAddr,
+    front: &Arc<Front>,
+    clients: &Arc<Clients>,
+) {
     // A client that is gone before it was accepted cannot be set up, nor does it matter.
-    let Ok(socket) = Socket::tcp(stream) else { return };
+    let Ok(socket) = Socket::tcp(stream) else {
+        return;
+    };
     match clients.admit(&socket, peer) {
         Some((client, admission)) => {
             tokio::spawn(connection(Arc::clone(front), client, admission));
@@ -68,11 +90,19 @@ fn admit(stream: TcpStream, peer: std::net::SocketAddr, front: &Arc<Front>, clie
 fn turn_away(socket: &Socket) {
     let reply = answer::unavailable(Form::Json, "the proxy has no room for another connection");
     let body = r#"{"code":503,"message":"the proxy has no room for another connection"}"#;
-    let mut head = format!("HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n", reply.status(), body.len());
+    let mut head = format!(
+        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
+        reply.status(),
+        body.len()
+    );
     for (name, value) in reply.headers() {
         head += &format!("{name}: {}\r\n", value.to_str().unwrap_or_default());
     }
-    let _ = rustix::net::send(socket, format!("{head}\r\n{body}").as_bytes(), rustix::net::SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(
+        socket,
+        format!("{head}\r\n{body}").as_bytes(),
+        rustix::net::SendFlags::NOSIGNAL,
+    );
     socket.close();
 }
 

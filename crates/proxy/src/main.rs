@@ -25,7 +25,10 @@ enum StartError {
     #[error("cannot start the runtime")]
     Runtime(#[source] std::io::Error),
     #[error("cannot listen on {address}")]
-    Listen { address: std::net::SocketAddr, source: std::io::Error },
+    Listen {
+        address: std::net::SocketAddr,
+        source: std::io::Error,
+    },
     #[error("{path}")]
     Control { path: String, source: BindError },
     #[error("cannot wait for signals")]
@@ -51,7 +54,11 @@ fn main() -> ExitCode {
 
 fn start(args: Args) -> Result<(), StartError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(WORKER_THREADS).enable_io().enable_time().build();
+    let runtime = builder
+        .worker_threads(WORKER_THREADS)
+        .enable_io()
+        .enable_time()
+        .build();
     let runtime = runtime.map_err(StartError::Runtime)?;
     let result = runtime.block_on(run(args));
     // Streams that outlived their grace end with the process.
@@ -61,10 +68,18 @@ fn start(args: Args) -> Result<(), StartError> {
 
 async fn run(args: Args) -> Result<(), StartError> {
     let address = args.listen;
-    let control_error = |source| StartError::Control { path: args.control.display().to_string(), source };
+    let control_error = |source| StartError::Control {
+        path: args.control.display().to_string(),
+        source,
+    };
     let control_listener = control::bind(&args.control).map_err(control_error)?;
-    let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
-    let listen = listener.local_addr().map_err(|source| StartError::Listen { address, source })?.to_string();
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| StartError::Listen { address, source })?;
+    let listen = listener
+        .local_addr()
+        .map_err(|source| StartError::Listen { address, source })?
+        .to_string();
     let connections_max = listen::connections_max(args.connections_max);
     let clients = Clients::new(connections_max);
     let directory = Directory::new(Resolver::new(args.resolver));
@@ -76,7 +91,12 @@ async fn run(args: Args) -> Result<(), StartError> {
         api: Api::new(args.api),
     });
     eprintln!("proxy: listening on {listen}, at most {connections_max} connections");
-    let control = Control { listen, directory, clients: Arc::clone(&clients), shutdown: Arc::clone(&shutdown) };
+    let control = Control {
+        listen,
+        directory,
+        clients: Arc::clone(&clients),
+        shutdown: Arc::clone(&shutdown),
+    };
     tokio::spawn(control::serve(control_listener, Arc::new(control)));
     listen::serve(listener, front, clients, shutdown).await;
     remove_socket(&args.control);

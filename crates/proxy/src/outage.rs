@@ -13,7 +13,10 @@ pub struct Outage {
 
 impl Outage {
     pub fn of(peer: &'static str) -> Self {
-        Self { peer, is_away: AtomicBool::new(false) }
+        Self {
+            peer,
+            is_away: AtomicBool::new(false),
+        }
     }
 
     pub fn begin(&self, error: &dyn std::error::Error) {

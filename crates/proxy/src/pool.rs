@@ -12,8 +12,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::generation::{Generation, Over, Owned};
 use crate::limits::{
-    BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX, HEAD_LINES_MAX,
-    RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
+    BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX,
+    HEAD_LINES_MAX, RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
 };
 use crate::socket::{Socket, Stream};
 use crate::upload::RequestBody;
@@ -23,7 +23,10 @@ pub type PeerStream = Stream<Option<Owned>>;
 
 #[derive(Debug)]
 pub enum Peer {
-    Guest { address: SocketAddr, generation: Weak<Generation> },
+    Guest {
+        address: SocketAddr,
+        generation: Weak<Generation>,
+    },
     Server(PathBuf),
 }
 
@@ -51,9 +54,14 @@ impl From<io::Error> for ConnectError {
         use rustix::io::Errno;
         match Errno::from_io_error(&error) {
             Some(Errno::CONNREFUSED) => Self::Refused,
-            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL | Errno::AGAIN) => {
-                Self::NoSocket(error)
-            }
+            Some(
+                Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOBUFS
+                | Errno::NOMEM
+                | Errno::ADDRNOTAVAIL
+                | Errno::AGAIN,
+            ) => Self::NoSocket(error),
             _ => Self::Unreachable(error),
         }
     }
@@ -81,7 +89,10 @@ pub struct Pool {
 
 impl Pool {
     pub fn new(peer: Peer) -> Arc<Self> {
-        Arc::new(Self { peer, idle: Mutex::default() })
+        Arc::new(Self {
+            peer,
+            idle: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Idle>> {
@@ -98,7 +109,9 @@ impl Pool {
     /// The most recently used idle connection that is younger than `idle_max` and not closed by the peer.
     pub async fn reuse(&self, idle_max: Duration) -> Option<Connection> {
         loop {
-            let Idle { mut sender, socket, .. } = self.take_younger(idle_max)?;
+            let Idle {
+                mut sender, socket, ..
+            } = self.take_younger(idle_max)?;
             // Its own task may still have to notice that the last answer has ended.
             let ready = tokio::time::timeout(RETURN_TIMEOUT, sender.ready());
             if matches!(ready.await, Ok(Ok(()))) && socket.is_quiet() {
@@ -111,7 +124,11 @@ impl Pool {
         let idle_max = idle_max.min(self.limits().1);
         let mut idle = self.lock();
         // The last is the youngest.
-        if idle.last()?.since.elapsed() > idle_max { None } else { idle.pop() }
+        if idle.last()?.since.elapsed() > idle_max {
+            None
+        } else {
+            idle.pop()
+        }
     }
 
     /// A new connection.
@@ -120,9 +137,15 @@ impl Pool {
         let stream = stream.await.map_err(|_| ConnectError::TimedOut)??;
         let socket = Arc::clone(&stream.socket);
         let mut builder = http1::Builder::new();
-        builder.preserve_header_case(true).max_headers(HEAD_LINES_MAX).max_header_size(HEAD_BYTES_MAX);
+        builder
+            .preserve_header_case(true)
+            .max_headers(HEAD_LINES_MAX)
+            .max_header_size(HEAD_BYTES_MAX);
         builder.max_buf_size(BUFFER_BYTES_MAX);
-        let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(ConnectError::Handshake)?;
+        let (sender, driver) = builder
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(ConnectError::Handshake)?;
         // Its errors reach whoever waits for an answer; between requests they mean that the peer closed.
         tokio::spawn(async move { drop(driver.with_upgrades().await) });
         Ok(Connection { sender, socket })
@@ -132,13 +155,22 @@ impl Pool {
         match &self.peer {
             Peer::Server(path) => {
                 let socket = Socket::unix(UnixStream::connect(path).await?);
-                Ok(Stream { socket, guard: None })
+                Ok(Stream {
+                    socket,
+                    guard: None,
+                })
             }
-            Peer::Guest { address, generation } => {
+            Peer::Guest {
+                address,
+                generation,
+            } => {
                 let generation = generation.upgrade().ok_or(Over)?;
                 let socket = Socket::tcp(TcpStream::connect(address).await?)?;
                 let owned = generation.own(&socket).inspect_err(|_| socket.abort())?;
-                Ok(Stream { socket, guard: Some(owned) })
+                Ok(Stream {
+                    socket,
+                    guard: Some(owned),
+                })
             }
         }
     }
@@ -150,13 +182,18 @@ impl Pool {
         if idle.len() >= count_max {
             idle.remove(0);
         }
-        idle.push(Idle { sender, socket, since: Instant::now() });
+        idle.push(Idle {
+            sender,
+            socket,
+            since: Instant::now(),
+        });
     }
 
     /// Drops idle connections that are too old or closed.
     pub fn sweep(&self) {
         let (_, age_max) = self.limits();
-        self.lock().retain(|idle| idle.since.elapsed() <= age_max && !idle.sender.is_closed());
+        self.lock()
+            .retain(|idle| idle.since.elapsed() <= age_max && !idle.sender.is_closed());
     }
 
     /// Drops all idle connections.

@@ -41,7 +41,10 @@ pub struct Resolver {
 
 impl Resolver {
     pub fn new(socket: PathBuf) -> Self {
-        Self { pool: Pool::new(Peer::Server(socket)), outage: Outage::of("the resolver") }
+        Self {
+            pool: Pool::new(Peer::Server(socket)),
+            outage: Outage::of("the resolver"),
+        }
     }
 
     /// One question, one answer, within the deadline.
@@ -58,10 +61,13 @@ impl Resolver {
 
     async fn ask_patiently(&self, place: &Place) -> Result<ResolveAnswer, ResolveError> {
         let outgoing = outgoing(place);
-        let (response, lease) = exchange(&self.pool, &outgoing).await.map_err(|error| match error {
-            ExchangeError::Connect(error) => ResolveError::Unreachable(error),
-            ExchangeError::Broken(error) => ResolveError::Broken(error),
-        })?;
+        let (response, lease) =
+            exchange(&self.pool, &outgoing)
+                .await
+                .map_err(|error| match error {
+                    ExchangeError::Connect(error) => ResolveError::Unreachable(error),
+                    ExchangeError::Broken(error) => ResolveError::Broken(error),
+                })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), RESOLVE_ANSWER_BYTES_MAX);
         let body = body.collect().await.map_err(ResolveError::Body)?.to_bytes();
@@ -79,14 +85,25 @@ impl Resolver {
 }
 
 fn outgoing(place: &Place) -> Outgoing {
-    let question = ResolveRequest { sandbox_id: place.sandbox_id.clone(), port: place.port };
+    let question = ResolveRequest {
+        sandbox_id: place.sandbox_id.clone(),
+        port: place.port,
+    };
     // A struct of a string and a number always serialises.
     let body = Bytes::from(serde_json::to_vec(&question).unwrap_or_default());
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = hyper::Uri::from_static("/resolve");
-    request.headers_mut().insert(HOST, HeaderValue::from_static("aenv"));
-    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request
+        .headers_mut()
+        .insert(HOST, HeaderValue::from_static("aenv"));
+    request
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     // Asking twice is harmless, so a connection that the server just closed costs a second attempt only.
-    Outgoing { head: request.into_parts().0, source: Source::Own(body), is_idempotent: true }
+    Outgoing {
+        head: request.into_parts().0,
+        source: Source::Own(body),
+        is_idempotent: true,
+    }
 }

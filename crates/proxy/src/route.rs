@@ -42,7 +42,12 @@ pub enum BadRoute {
 }
 
 /// `host` is the Host header (or the authority of an absolute request target), `target` path and query.
-pub fn choose(host: &str, headers: &HeaderMap, target: &str, domain: Option<&str>) -> Result<Destination, BadRoute> {
+pub fn choose(
+    host: &str,
+    headers: &HeaderMap,
+    target: &str,
+    domain: Option<&str>,
+) -> Result<Destination, BadRoute> {
     if let Some(place) = from_host(host, domain)? {
         return Ok(Destination::Sandbox(place, None));
     }
@@ -56,26 +61,41 @@ pub fn choose(host: &str, headers: &HeaderMap, target: &str, domain: Option<&str
 }
 
 fn from_host(host: &str, domain: Option<&str>) -> Result<Option<Place>, BadRoute> {
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_ascii_lowercase();
+    let name = host
+        .rsplit_once(':')
+        .map_or(host, |(name, _)| name)
+        .to_ascii_lowercase();
     let (label, parent) = name.split_once('.').unwrap_or((&name, ""));
-    let Some((port, id)) = label.split_once('-') else { return Ok(None) };
+    let Some((port, id)) = label.split_once('-') else {
+        return Ok(None);
+    };
     let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_port || !id.starts_with(|first: char| first.is_ascii_alphanumeric()) || !is_ours(parent, domain) {
+    if !is_port
+        || !id.starts_with(|first: char| first.is_ascii_alphanumeric())
+        || !is_ours(parent, domain)
+    {
         return Ok(None);
     }
     let place = "the host name";
-    Ok(Some(Place { sandbox_id: sandbox_id(id, place)?, port: port_number(port, place)? }))
+    Ok(Some(Place {
+        sandbox_id: sandbox_id(id, place)?,
+        port: port_number(port, place)?,
+    }))
 }
 
 /// Without a configured domain any parent will do; `localhost` always will, for tests on one machine.
 fn is_ours(parent: &str, domain: Option<&str>) -> bool {
     let parent = parent.strip_suffix('.').unwrap_or(parent);
-    parent.is_empty() || parent == "localhost" || domain.is_none_or(|domain| domain.eq_ignore_ascii_case(parent))
+    parent.is_empty()
+        || parent == "localhost"
+        || domain.is_none_or(|domain| domain.eq_ignore_ascii_case(parent))
 }
 
 fn from_headers(id: &str, port: Option<&str>) -> Result<Destination, BadRoute> {
     let sandbox_id = sandbox_id(id, "header e2b-sandbox-id")?;
-    let port = port.map_or(Ok(ENVD_PORT), |port| port_number(port, "header e2b-sandbox-port"))?;
+    let port = port.map_or(Ok(ENVD_PORT), |port| {
+        port_number(port, "header e2b-sandbox-port")
+    })?;
     Ok(Destination::Sandbox(Place { sandbox_id, port }, None))
 }
 
@@ -84,8 +104,13 @@ fn from_path(rest: &str) -> Result<Destination, BadRoute> {
     let place = "the path";
     let (path, query) = rest.find('?').map_or((rest, ""), |at| rest.split_at(at));
     let (id, after_id) = path.split_once('/').unwrap_or((path, ""));
-    let (port, tail) = after_id.find('/').map_or((after_id, "/"), |at| after_id.split_at(at));
-    let place = Place { sandbox_id: sandbox_id(id, place)?, port: port_number(port, place)? };
+    let (port, tail) = after_id
+        .find('/')
+        .map_or((after_id, "/"), |at| after_id.split_at(at));
+    let place = Place {
+        sandbox_id: sandbox_id(id, place)?,
+        port: port_number(port, place)?,
+    };
     Ok(Destination::Sandbox(place, Some(format!("{tail}{query}"))))
 }
 
@@ -98,7 +123,10 @@ fn sandbox_id(text: &str, place: &'static str) -> Result<String, BadRoute> {
     if is_valid {
         Ok(id.to_ascii_lowercase())
     } else {
-        Err(BadRoute::SandboxId { place, value: shortened(text) })
+        Err(BadRoute::SandboxId {
+            place,
+            value: shortened(text),
+        })
     }
 }
 
@@ -107,7 +135,10 @@ fn port_number(text: &str, place: &'static str) -> Result<u16, BadRoute> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse::<u16>() {
         Ok(port) if digits && port > 0 => Ok(port),
-        _ => Err(BadRoute::Port { place, value: shortened(text) }),
+        _ => Err(BadRoute::Port {
+            place,
+            value: shortened(text),
+        }),
     }
 }
 
@@ -122,7 +153,10 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
     let first = values.next();
     let count = 1 + values.count();
     if first.is_some() && count > 1 {
-        return Err(BadRoute::Repeated { name: name.clone(), count });
+        return Err(BadRoute::Repeated {
+            name: name.clone(),
+            count,
+        });
     }
     Ok(first.map(|value| value.to_str().unwrap_or("\u{fffd}").trim()))
 }
@@ -134,7 +168,13 @@ mod tests {
     const ID: &str = "iabcdefghij0123456789";
 
     fn sandbox(port: u16, target: Option<&str>) -> Result<Destination, BadRoute> {
-        Ok(Destination::Sandbox(Place { sandbox_id: ID.into(), port }, target.map(str::to_owned)))
+        Ok(Destination::Sandbox(
+            Place {
+                sandbox_id: ID.into(),
+                port,
+            },
+            target.map(str::to_owned),
+        ))
     }
 
     fn with_headers(id: &str, port: Option<&str>) -> HeaderMap {
@@ -152,43 +192,116 @@ mod tests {
 
     #[test]
     fn a_host_with_port_and_id_is_a_sandbox() {
-        for host in ["8080-ID", "8080-ID.box.dev", "8080-ID.box.dev:3000", "8080-ID.BOX.dev.", "8080-ID-client.box.dev"] {
-            assert_eq!(by_host(&host.replace("ID", ID), Some("box.dev")), sandbox(8080, None), "{host}");
+        for host in [
+            "8080-ID",
+            "8080-ID.box.dev",
+            "8080-ID.box.dev:3000",
+            "8080-ID.BOX.dev.",
+            "8080-ID-client.box.dev",
+        ] {
+            assert_eq!(
+                by_host(&host.replace("ID", ID), Some("box.dev")),
+                sandbox(8080, None),
+                "{host}"
+            );
         }
-        assert_eq!(by_host(&format!("8080-{ID}.any.where"), None), sandbox(8080, None));
-        assert_eq!(by_host(&format!("8080-{ID}.localhost:3000"), Some("box.dev")), sandbox(8080, None));
-        assert_eq!(by_host(&format!("8080-{}.box.dev", ID.to_uppercase()), Some("box.dev")), sandbox(8080, None));
+        assert_eq!(
+            by_host(&format!("8080-{ID}.any.where"), None),
+            sandbox(8080, None)
+        );
+        assert_eq!(
+            by_host(&format!("8080-{ID}.localhost:3000"), Some("box.dev")),
+            sandbox(8080, None)
+        );
+        assert_eq!(
+            by_host(
+                &format!("8080-{}.box.dev", ID.to_uppercase()),
+                Some("box.dev")
+            ),
+            sandbox(8080, None)
+        );
     }
 
     #[test]
     fn other_hosts_are_the_api() {
-        for host in ["", "127.0.0.1:8000", "[::1]:8000", "localhost", "api.box.dev", "box.dev", "x80-abc.box.dev", "80-.box.dev"] {
-            assert_eq!(by_host(host, Some("box.dev")), Ok(Destination::Api), "{host}");
+        for host in [
+            "",
+            "127.0.0.1:8000",
+            "[::1]:8000",
+            "localhost",
+            "api.box.dev",
+            "box.dev",
+            "x80-abc.box.dev",
+            "80-.box.dev",
+        ] {
+            assert_eq!(
+                by_host(host, Some("box.dev")),
+                Ok(Destination::Api),
+                "{host}"
+            );
         }
-        assert_eq!(by_host(&format!("8080-{ID}.other.dev"), Some("box.dev")), Ok(Destination::Api));
+        assert_eq!(
+            by_host(&format!("8080-{ID}.other.dev"), Some("box.dev")),
+            Ok(Destination::Api)
+        );
     }
 
     #[test]
     fn a_host_with_an_impossible_port_is_refused() {
         for port in ["0", "65536", "99999999999999999999"] {
             let found = by_host(&format!("{port}-{ID}.box.dev"), Some("box.dev"));
-            assert_eq!(found, Err(BadRoute::Port { place: "the host name", value: port.into() }));
+            assert_eq!(
+                found,
+                Err(BadRoute::Port {
+                    place: "the host name",
+                    value: port.into()
+                })
+            );
         }
     }
 
     #[test]
     fn headers_name_a_sandbox_where_the_host_does_not() {
-        for host in ["127.0.0.1:8000", "[::1]", "localhost", "sandbox.box.dev", "api.box.dev", "box.dev", ""] {
-            let found = choose(host, &with_headers(ID, Some("8080")), "/proxy/x/y", Some("box.dev"));
+        for host in [
+            "127.0.0.1:8000",
+            "[::1]",
+            "localhost",
+            "sandbox.box.dev",
+            "api.box.dev",
+            "box.dev",
+            "",
+        ] {
+            let found = choose(
+                host,
+                &with_headers(ID, Some("8080")),
+                "/proxy/x/y",
+                Some("box.dev"),
+            );
             assert_eq!(found, sandbox(8080, None), "{host}");
         }
-        assert_eq!(choose("localhost", &with_headers(ID, None), "/", None), sandbox(ENVD_PORT, None));
-        assert_eq!(choose("localhost", &with_headers(&format!("{ID}-c1"), None), "/", None), sandbox(ENVD_PORT, None));
+        assert_eq!(
+            choose("localhost", &with_headers(ID, None), "/", None),
+            sandbox(ENVD_PORT, None)
+        );
+        assert_eq!(
+            choose(
+                "localhost",
+                &with_headers(&format!("{ID}-c1"), None),
+                "/",
+                None
+            ),
+            sandbox(ENVD_PORT, None)
+        );
     }
 
     #[test]
     fn a_sandbox_host_wins_over_headers() {
-        let found = choose(&format!("80-{ID}.box.dev"), &with_headers("iother", Some("x")), "/", Some("box.dev"));
+        let found = choose(
+            &format!("80-{ID}.box.dev"),
+            &with_headers("iother", Some("x")),
+            "/",
+            Some("box.dev"),
+        );
         assert_eq!(found, sandbox(80, None));
     }
 
@@ -205,7 +318,10 @@ mod tests {
         let mut headers = with_headers(ID, None);
         headers.append(&SANDBOX_ID, "iother".parse().unwrap());
         let error = choose("localhost", &headers, "/", None).unwrap_err();
-        assert_eq!(error.to_string(), "header e2b-sandbox-id must appear once, not 2 times");
+        assert_eq!(
+            error.to_string(),
+            "header e2b-sandbox-id must appear once, not 2 times"
+        );
     }
 
     #[test]
@@ -216,12 +332,35 @@ mod tests {
             ("/proxy/ID/8080?a=/b", "/?a=/b"),
             ("/proxy/ID/8080//x/%2e./?q", "//x/%2e./?q"),
         ] {
-            let found = choose("localhost", &HeaderMap::new(), &path.replace("ID", ID), None);
+            let found = choose(
+                "localhost",
+                &HeaderMap::new(),
+                &path.replace("ID", ID),
+                None,
+            );
             assert_eq!(found, sandbox(8080, Some(target)), "{path}");
         }
-        for path in ["/proxy/", "/proxy/ID", "/proxy/ID/", "/proxy/ID/x/", "/proxy/a%2fb/80/"] {
-            assert!(choose("localhost", &HeaderMap::new(), &path.replace("ID", ID), None).is_err(), "{path}");
+        for path in [
+            "/proxy/",
+            "/proxy/ID",
+            "/proxy/ID/",
+            "/proxy/ID/x/",
+            "/proxy/a%2fb/80/",
+        ] {
+            assert!(
+                choose(
+                    "localhost",
+                    &HeaderMap::new(),
+                    &path.replace("ID", ID),
+                    None
+                )
+                .is_err(),
+                "{path}"
+            );
         }
-        assert_eq!(choose("localhost", &HeaderMap::new(), "/proxyfoo", None), Ok(Destination::Api));
+        assert_eq!(
+            choose("localhost", &HeaderMap::new(), "/proxyfoo", None),
+            Ok(Destination::Api)
+        );
     }
 }

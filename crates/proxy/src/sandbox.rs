@@ -26,12 +26,22 @@ pub async fn answer(
 ) -> Reply {
     let form = Form::wanted(&inbound.head.headers);
     if inbound.head.method == Method::CONNECT {
-        return answer::plain(form, StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported");
+        return answer::plain(
+            form,
+            StatusCode::METHOD_NOT_ALLOWED,
+            "CONNECT is not supported",
+        );
     }
     if let Some(target) = target {
         match target.parse::<Uri>() {
             Ok(uri) => inbound.head.uri = uri,
-            Err(_) => return answer::plain(form, StatusCode::BAD_REQUEST, "the path after the port is invalid"),
+            Err(_) => {
+                return answer::plain(
+                    form,
+                    StatusCode::BAD_REQUEST,
+                    "the path after the port is invalid",
+                );
+            }
         }
     }
     if place.port == ENVD_PORT && internal::is_internal(inbound.head.uri.path()) {
@@ -60,7 +70,9 @@ async fn deliver(
             return refused;
         }
         // Registered before the first byte goes out; from here on a withdrawal resets this client.
-        let Ok(carried) = route.generation.carry(&client.socket) else { continue };
+        let Ok(carried) = route.generation.carry(&client.socket) else {
+            continue;
+        };
         // Kept, because a second route checks the token and masks the host for itself.
         let original = inbound.head.headers.clone();
         prepare(&mut inbound, place, &route);
@@ -89,7 +101,10 @@ fn prepare(inbound: &mut Inbound, place: &Place, route: &Route) {
 /// Whether the answer may have been about a sandbox that is gone.
 fn is_unreachable(error: &ExchangeError) -> bool {
     use ConnectError::{Handshake, TimedOut, Unreachable};
-    matches!(error, ExchangeError::Connect(Unreachable(_) | TimedOut | Handshake(_)))
+    matches!(
+        error,
+        ExchangeError::Connect(Unreachable(_) | TimedOut | Handshake(_))
+    )
 }
 
 fn failed(form: Form, place: &Place, error: ExchangeError) -> Reply {
@@ -106,7 +121,11 @@ fn failed(form: Form, place: &Place, error: ExchangeError) -> Reply {
 }
 
 fn check_token(form: Form, place: &Place, route: &Arc<Route>, inbound: &Inbound) -> Option<Reply> {
-    let expected = route.target.traffic_token.as_deref().filter(|_| place.port != ENVD_PORT)?;
+    let expected = route
+        .target
+        .traffic_token
+        .as_deref()
+        .filter(|_| place.port != ENVD_PORT)?;
     match head::check_token(&inbound.head.headers, expected) {
         TokenCheck::Passed => None,
         TokenCheck::Missing => Some(answer::token_missing(form, place)),
@@ -117,7 +136,9 @@ fn check_token(form: Form, place: &Place, route: &Arc<Route>, inbound: &Inbound)
 fn no_route(form: Form, error: &NoRoute) -> Reply {
     match error {
         NoRoute::Refused(refusal) => answer::refusal(form, refusal),
-        NoRoute::Failed(_) | NoRoute::Superseded | NoRoute::TooMany => answer::unavailable(form, &error.to_string()),
+        NoRoute::Failed(_) | NoRoute::Superseded | NoRoute::TooMany => {
+            answer::unavailable(form, &error.to_string())
+        }
     }
 }
 
@@ -131,6 +152,10 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 pub fn host_of(uri: &Uri, headers: &hyper::HeaderMap) -> String {
     match uri.authority() {
         Some(authority) => authority.as_str().to_owned(),
-        None => headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default().to_owned(),
+        None => headers
+            .get(HOST)
+            .and_then(|host| host.to_str().ok())
+            .unwrap_or_default()
+            .to_owned(),
     }
 }

@@ -30,17 +30,30 @@ pub struct Front {
 
 /// Serves a connection to its end. Works under any stream: TLS would wrap it here.
 pub async fn connection(front: Arc<Front>, client: Arc<Client>, admission: Admission) {
-    let stream = Stream { socket: Arc::clone(&client.socket), guard: admission };
+    let stream = Stream {
+        socket: Arc::clone(&client.socket),
+        guard: admission,
+    };
     let service = service_fn(|request| {
         let (front, client) = (Arc::clone(&front), Arc::clone(&client));
         async move { Ok::<_, Infallible>(request_of(&front, &client, request).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.preserve_header_case(true).max_headers(HEAD_LINES_MAX).max_header_size(HEAD_BYTES_MAX);
+    builder
+        .preserve_header_case(true)
+        .max_headers(HEAD_LINES_MAX)
+        .max_header_size(HEAD_BYTES_MAX);
     // The answer's own Date, or none: the proxy adds nothing to what guests say.
-    builder.max_buf_size(BUFFER_BYTES_MAX).auto_date_header(false);
+    builder
+        .max_buf_size(BUFFER_BYTES_MAX)
+        .auto_date_header(false);
     // Errors are broken connections and malformed requests; hyper answered the latter where that was possible.
-    drop(builder.serve_connection(TokioIo::new(stream), service).with_upgrades().await);
+    drop(
+        builder
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+            .await,
+    );
 }
 
 async fn request_of(front: &Front, client: &Arc<Client>, request: Request<Incoming>) -> Reply {
@@ -56,10 +69,20 @@ async fn answer_to(front: &Front, client: &Arc<Client>, request: Request<Incomin
         return answer::plain(form, StatusCode::BAD_REQUEST, message);
     }
     let host = sandbox::host_of(request.uri(), request.headers());
-    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+    let target = request
+        .uri()
+        .path_and_query()
+        .map_or("", |target| target.as_str());
     match route::choose(&host, request.headers(), target, front.domain.as_deref()) {
         Ok(Destination::Sandbox(place, target)) => {
-            sandbox::answer(&front.directory, client, Inbound::new(request), &place, target).await
+            sandbox::answer(
+                &front.directory,
+                client,
+                Inbound::new(request),
+                &place,
+                target,
+            )
+            .await
         }
         Ok(Destination::Api) => api::answer(&front.api, client, Inbound::new(request)).await,
         Err(error) => answer::plain(form, StatusCode::BAD_REQUEST, &error.to_string()),

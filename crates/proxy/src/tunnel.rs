@@ -39,7 +39,11 @@ pub async fn run(client: &Arc<Socket>, from_client: Bytes, guest: &Arc<Socket>, 
     let both = std::future::poll_fn(|cx| {
         let up = up.poll(cx)?;
         let down = down.poll(cx)?;
-        if up.is_ready() && down.is_ready() { Poll::Ready(Ok::<(), io::Error>(())) } else { Poll::Pending }
+        if up.is_ready() && down.is_ready() {
+            Poll::Ready(Ok::<(), io::Error>(()))
+        } else {
+            Poll::Pending
+        }
     });
     if both.await.is_err() {
         client.abort();
@@ -50,8 +54,17 @@ pub async fn run(client: &Arc<Socket>, from_client: Bytes, guest: &Arc<Socket>, 
 impl Direction {
     fn new(from: &Arc<Socket>, to: &Arc<Socket>, read_ahead: Bytes) -> Self {
         // Even an empty slice of hyper's read buffer would keep all of it.
-        let pending = if read_ahead.is_empty() { Bytes::new() } else { read_ahead };
-        Self { from: Arc::clone(from), to: Arc::clone(to), pending, has_ended: false }
+        let pending = if read_ahead.is_empty() {
+            Bytes::new()
+        } else {
+            read_ahead
+        };
+        Self {
+            from: Arc::clone(from),
+            to: Arc::clone(to),
+            pending,
+            has_ended: false,
+        }
     }
 
     /// Ready when this direction has ended and the receiver was told so.

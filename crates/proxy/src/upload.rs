@@ -50,7 +50,11 @@ enum Progress {
 
 impl Upload {
     pub fn new(incoming: Incoming, expects_continue: bool) -> Arc<Self> {
-        let progress = if incoming.is_end_stream() { Progress::Empty } else { Progress::NotBegun };
+        let progress = if incoming.is_end_stream() {
+            Progress::Empty
+        } else {
+            Progress::NotBegun
+        };
         Arc::new(Self(Mutex::new(State {
             incoming,
             progress,
@@ -156,7 +160,10 @@ impl State {
 
     /// hyper does not ask for the end of a body whose length it knows.
     fn note_end(&mut self) {
-        if self.progress == Progress::Begun && self.again.is_empty() && self.incoming.is_end_stream() {
+        if self.progress == Progress::Begun
+            && self.again.is_empty()
+            && self.incoming.is_end_stream()
+        {
             self.progress = Progress::Ended;
         }
     }
@@ -185,7 +192,12 @@ impl RequestBody {
     pub fn passed(upload: &Arc<Upload>, carried: Option<&Arc<Carried>>, keep: bool) -> Self {
         let (attempt, must_wait) = upload.start(keep);
         let patience = must_wait.then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT)));
-        Self::Passed(Passed { upload: Arc::clone(upload), attempt, patience, _carried: carried.cloned() })
+        Self::Passed(Passed {
+            upload: Arc::clone(upload),
+            attempt,
+            patience,
+            _carried: carried.cloned(),
+        })
     }
 }
 
@@ -210,7 +222,10 @@ impl Body for RequestBody {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Passed(passed) => passed.poll_frame(cx),
@@ -229,7 +244,9 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Own(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
             Self::Passed(Passed { upload, .. }) => {
                 let state = upload.lock();
                 let again_bytes: u64 = state.again.iter().map(|bytes| bytes.len() as u64).sum();

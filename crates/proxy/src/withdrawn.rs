@@ -13,7 +13,10 @@ pub struct Withdrawn {
 
 impl Withdrawn {
     pub fn contains(&self, generation: u64) -> bool {
-        self.ranges.range(..=generation).next_back().is_some_and(|(_, last)| *last >= generation)
+        self.ranges
+            .range(..=generation)
+            .next_back()
+            .is_some_and(|(_, last)| *last >= generation)
     }
 
     pub fn insert(&mut self, generation: u64) {
@@ -22,7 +25,11 @@ impl Withdrawn {
 
     /// Everything below `below` that is not in `live`. Never takes a withdrawal back.
     pub fn insert_all_below(&mut self, below: u64, live: &[u64]) {
-        let mut live: Vec<u64> = live.iter().copied().filter(|generation| *generation < below).collect();
+        let mut live: Vec<u64> = live
+            .iter()
+            .copied()
+            .filter(|generation| *generation < below)
+            .collect();
         live.sort_unstable();
         let mut first = 0;
         for generation in live {
@@ -42,7 +49,9 @@ impl Withdrawn {
         let mut from = 0;
         while self.ranges.len() > ranges_max {
             let mut pair = self.ranges.range(from..);
-            let (Some((&first, &last)), Some((&next_first, &next_last))) = (pair.next(), pair.next()) else {
+            let (Some((&first, &last)), Some((&next_first, &next_last))) =
+                (pair.next(), pair.next())
+            else {
                 return;
             };
             if is_live(last + 1, next_first - 1) {
@@ -61,7 +70,9 @@ impl Withdrawn {
             first = before_first;
             last = last.max(before_last);
         }
-        while let Some((&inside_first, &inside_last)) = self.ranges.range(first..=last.saturating_add(1)).next() {
+        while let Some((&inside_first, &inside_last)) =
+            self.ranges.range(first..=last.saturating_add(1)).next()
+        {
             last = last.max(inside_last);
             self.ranges.remove(&inside_first);
         }
@@ -105,7 +116,11 @@ mod tests {
         }
         set.compact(2, |first, last| (first..=last).contains(&2));
         assert!(!set.contains(2), "a live generation was withdrawn");
-        assert!([1, 3, 4, 5, 6, 7, 8, 9].into_iter().all(|generation| set.contains(generation)));
+        assert!(
+            [1, 3, 4, 5, 6, 7, 8, 9]
+                .into_iter()
+                .all(|generation| set.contains(generation))
+        );
     }
 
     #[test]

@@ -63,7 +63,9 @@ impl ResolveAnswer {
         let probe: Probe = serde_json::from_slice(body).map_err(InvalidAnswer)?;
         match probe.refuse {
             Some(refusal) => Ok(Self::Refuse(refusal)),
-            None => serde_json::from_slice(body).map(Self::Target).map_err(InvalidAnswer),
+            None => serde_json::from_slice(body)
+                .map(Self::Target)
+                .map_err(InvalidAnswer),
         }
     }
 }
@@ -104,12 +106,19 @@ mod tests {
     use super::*;
 
     fn golden(name: &str) -> String {
-        let path = format!("{}/../../spec/wire/route/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let path = format!(
+            "{}/../../spec/wire/route/{name}.json",
+            env!("CARGO_MANIFEST_DIR")
+        );
         std::fs::read_to_string(path).unwrap().trim_end().to_owned()
     }
 
     fn assert_golden<T: Serialize>(name: &str, value: &T) {
-        assert_eq!(serde_json::to_string(value).unwrap(), golden(name), "{name}");
+        assert_eq!(
+            serde_json::to_string(value).unwrap(),
+            golden(name),
+            "{name}"
+        );
     }
 
     fn target(traffic_token: Option<&str>, host_mask: Option<&str>) -> RouteTarget {
@@ -125,20 +134,47 @@ mod tests {
     #[test]
     fn every_message_has_its_golden_bytes() {
         let sandbox_id = "iabcdefghij0123456789".to_owned();
-        assert_golden("resolve-request", &ResolveRequest { sandbox_id, port: 8080 });
+        assert_golden(
+            "resolve-request",
+            &ResolveRequest {
+                sandbox_id,
+                port: 8080,
+            },
+        );
         assert_golden("resolve-target", &target(None, None));
-        assert_golden("resolve-target-guarded", &target(Some("tok"), Some("localhost:${PORT}")));
-        assert_golden("withdraw-request", &WithdrawRequest { generations: vec![3, 41] });
+        assert_golden(
+            "resolve-target-guarded",
+            &target(Some("tok"), Some("localhost:${PORT}")),
+        );
+        assert_golden(
+            "withdraw-request",
+            &WithdrawRequest {
+                generations: vec![3, 41],
+            },
+        );
         assert_golden("withdraw-answer", &WithdrawAnswer { aborted: 2 });
-        assert_golden("live-request", &LiveRequest { generations: vec![40, 41], below: 43 });
-        let health = HealthAnswer { pid: 7, listen: "127.0.0.1:8000".into(), connections: 1, generations: vec![41] };
+        assert_golden(
+            "live-request",
+            &LiveRequest {
+                generations: vec![40, 41],
+                below: 43,
+            },
+        );
+        let health = HealthAnswer {
+            pid: 7,
+            listen: "127.0.0.1:8000".into(),
+            connections: 1,
+            generations: vec![41],
+        };
         assert_golden("health-answer", &health);
     }
 
     #[test]
     fn a_target_is_read_back() {
         match ResolveAnswer::parse(golden("resolve-target-guarded").as_bytes()).unwrap() {
-            ResolveAnswer::Target(found) => assert_eq!(found, target(Some("tok"), Some("localhost:${PORT}"))),
+            ResolveAnswer::Target(found) => {
+                assert_eq!(found, target(Some("tok"), Some("localhost:${PORT}")))
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -149,7 +185,10 @@ mod tests {
             ResolveAnswer::Refuse(refusal) => {
                 let body = r#"{"sandboxId":"iabcdefghij0123456789","message":"The sandbox was not found","code":502}"#;
                 assert_eq!((refusal.status, refusal.body.get()), (502, body));
-                assert_eq!(refusal.headers["content-type"], "application/json; charset=utf-8");
+                assert_eq!(
+                    refusal.headers["content-type"],
+                    "application/json; charset=utf-8"
+                );
             }
             other => panic!("{other:?}"),
         }
@@ -157,7 +196,13 @@ mod tests {
 
     #[test]
     fn other_shapes_are_errors() {
-        for body in ["", "[]", "{}", r#"{"refuse":{}}"#, r#"{"address":"guest","port":1,"generation":1}"#] {
+        for body in [
+            "",
+            "[]",
+            "{}",
+            r#"{"refuse":{}}"#,
+            r#"{"address":"guest","port":1,"generation":1}"#,
+        ] {
             assert!(ResolveAnswer::parse(body.as_bytes()).is_err(), "{body}");
         }
     }

@@ -2,7 +2,10 @@
 //!
 //! Guests and clients are plain sockets with hand-written HTTP, because the tests are about exact bytes and resets.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends where something unexpected happens"
+)]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::collections::HashMap;
@@ -25,7 +28,9 @@ pub const ID: &str = "iabcdefghij0123456789";
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.expect("did not happen in time")
+    tokio::time::timeout(PATIENCE, work)
+        .await
+        .expect("did not happen in time")
 }
 
 /// Programmable answers of the server's resolver, and what it was asked.
@@ -39,7 +44,10 @@ pub struct Answers {
 
 impl Answers {
     pub fn set(&self, id: &str, port: u16, body: String) {
-        self.bodies.lock().unwrap().insert((id.to_owned(), port), body);
+        self.bodies
+            .lock()
+            .unwrap()
+            .insert((id.to_owned(), port), body);
     }
 
     pub fn asked(&self) -> usize {
@@ -48,7 +56,10 @@ impl Answers {
 
     fn find(&self, question: &str) -> String {
         let question: serde_json::Value = serde_json::from_str(question).unwrap();
-        let key = (question["sandbox_id"].as_str().unwrap().to_owned(), question["port"].as_u64().unwrap() as u16);
+        let key = (
+            question["sandbox_id"].as_str().unwrap().to_owned(),
+            question["port"].as_u64().unwrap() as u16,
+        );
         self.asked.fetch_add(1, Ordering::SeqCst);
         let found = self.bodies.lock().unwrap().get(&key).cloned();
         found.unwrap_or_else(|| not_found(&key.0))
@@ -65,7 +76,12 @@ pub fn target(guest: SocketAddr, generation: u64) -> String {
     guarded(guest, generation, None, None)
 }
 
-pub fn guarded(guest: SocketAddr, generation: u64, token: Option<&str>, mask: Option<&str>) -> String {
+pub fn guarded(
+    guest: SocketAddr,
+    generation: u64,
+    token: Option<&str>,
+    mask: Option<&str>,
+) -> String {
     serde_json::json!({"address": guest.ip(), "port": guest.port(), "generation": generation,
         "traffic_token": token, "host_mask": mask})
     .to_string()
@@ -98,14 +114,24 @@ impl World {
         let path = |name: &str| folder.path().join(name).into_os_string();
         let proxy = Command::new(env!("CARGO_BIN_EXE_aenv-proxy"))
             .args(["--listen", "127.0.0.1:0"])
-            .args(["--api".into(), path("api.sock"), "--resolver".into(), path("internal.sock")])
+            .args([
+                "--api".into(),
+                path("api.sock"),
+                "--resolver".into(),
+                path("internal.sock"),
+            ])
             .args(["--control".into(), path("proxy.sock")])
             .args(options)
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let address = wait_for_listener(&folder.path().join("proxy.sock")).await;
-        Self { folder, proxy, address, answers }
+        Self {
+            folder,
+            proxy,
+            address,
+            answers,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -128,11 +154,18 @@ impl World {
     }
 
     pub async fn control(&self, method: &str, path: &str, body: &str) -> serde_json::Value {
-        control(&self.path("proxy.sock"), method, path, body).await.unwrap()
+        control(&self.path("proxy.sock"), method, path, body)
+            .await
+            .unwrap()
     }
 
     pub async fn withdraw(&self, generation: u64) -> serde_json::Value {
-        self.control("POST", "/withdraw", &format!(r#"{{"generations":[{generation}]}}"#)).await
+        self.control(
+            "POST",
+            "/withdraw",
+            &format!(r#"{{"generations":[{generation}]}}"#),
+        )
+        .await
     }
 
     pub fn memory_kib(&self, field: &str) -> u64 {
@@ -143,7 +176,9 @@ impl World {
 }
 
 pub fn get_request(id: &str, port: u16, path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n")
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n"
+    )
 }
 
 async fn wait_for_listener(socket: &Path) -> SocketAddr {
@@ -158,10 +193,17 @@ async fn wait_for_listener(socket: &Path) -> SocketAddr {
     .await
 }
 
-pub async fn control(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<serde_json::Value> {
+pub async fn control(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> io::Result<serde_json::Value> {
     let mut stream = UnixStream::connect(socket).await?;
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: proxy\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: proxy\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
     stream.write_all(request.as_bytes()).await?;
     let reply = read_reply(&mut stream).await;
     Ok(serde_json::from_str(&reply.body).unwrap())
@@ -190,7 +232,10 @@ fn start_resolver(socket: &Path, answers: Arc<Answers>) {
 }
 
 pub fn ok(body: &str) -> String {
-    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// A guest port: runs `serve` for each connection.
@@ -226,9 +271,14 @@ pub async fn echo_guest() -> SocketAddr {
 /// A guest that sends one chunk and then keeps the stream open; it drops the stream when it is reset.
 pub async fn stream_guest() -> SocketAddr {
     guest(|mut stream| async move {
-        let Some(_) = read_request(&mut stream).await else { return };
+        let Some(_) = read_request(&mut stream).await else {
+            return;
+        };
         let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-        stream.write_all(format!("{head}5\r\nfirst\r\n").as_bytes()).await.unwrap();
+        stream
+            .write_all(format!("{head}5\r\nfirst\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut byte = [0];
         let _ = stream.read(&mut byte).await;
     })
@@ -259,7 +309,9 @@ impl Reply {
 
 pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = head.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    lines
+        .find(|(found, _)| found.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.trim())
 }
 
 /// Reads up to the empty line; none at the end of the stream.
@@ -320,7 +372,9 @@ pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Reque
 }
 
 pub async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
-    let head = read_head(stream).await.expect("the connection ended before a reply");
+    let head = read_head(stream)
+        .await
+        .expect("the connection ended before a reply");
     let body = read_body(stream, &head).await;
     Reply { head, body }
 }
