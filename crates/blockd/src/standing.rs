@@ -31,6 +31,10 @@ fn be_an_io_flusher() {
 /// Pages that were used once stay: a page fault of ours must not wait for a reclaim that waits for us. Only once used
 /// (MCL_ONFAULT): indexes and thread buffers are mapped larger than they are needed.
 fn keep_touched_memory() {
+    if !may_lock_without_limit() {
+        // With a limit, what is mapped later would count against it and mappings would begin to fail.
+        return eprintln!("aenv-blockd: memory is not locked: no CAP_IPC_LOCK and a limit");
+    }
     // SAFETY: mlockall changes how the kernel treats our pages, not their content.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
         eprintln!(
@@ -38,6 +42,15 @@ fn keep_touched_memory() {
             std::io::Error::last_os_error()
         );
     }
+}
+
+fn may_lock_without_limit() -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    effective.is_some_and(|set| set & CAP_IPC_LOCK != 0)
+        || getrlimit(Resource::Memlock).current.is_none()
 }
 
 /// An export has a descriptor per layer and more.
