@@ -31,8 +31,10 @@ class GuestKernel:
 class MachineFiles:
     """Where one machine's files are. All exist before the driver is called, but those under `runtime_dir`.
 
-    `memory_image` is always mapped private: the driver must never write it. `runtime_dir` is an empty directory that
-    belongs to this VMM alone (control socket, console log); its path is short enough for a Unix socket (< 90 bytes).
+    `memory_image` is always mapped private: the driver must never write it. Its path must be the one that the kernel
+    shows in /proc/PID/maps (no symbolic links). `runtime_dir` is an empty directory that belongs to this VMM alone
+    (sockets, vmm.json of the launcher, vmm.log, console.log); its path is short enough for a Unix socket (< 90 bytes).
+    The caller makes it before a start and deletes it after `wait_exit` returned, also when the start failed.
     """
 
     memory_image: Path
@@ -73,6 +75,8 @@ class VmmRecord:
     """Finds a VMM process again after the server died. JSON-friendly; the caller stores it before the guest runs.
 
     `start_time_ticks` is field 22 of /proc/PID/stat; with the pid it identifies the process, since pids are reused.
+    A server that dies between the start and storing this finds pid and start time in RUNTIME_DIR/vmm.json, which the
+    launcher wrote before the VMM ran: such a VMM is nobody's and is killed.
     """
 
     driver: str
@@ -106,7 +110,10 @@ class Vmm(Protocol):
     def record(self) -> VmmRecord: ...
 
     async def stop(self) -> None:
-        """Halt the virtual CPUs and drain disk requests. Idempotent."""
+        """Halt the virtual CPUs and drain disk requests. Idempotent.
+
+        A disk or memory page that the store does not answer makes it wait: `VmmTimeout`, and the state is unknown.
+        """
 
     async def cont(self) -> None:
         """Let the virtual CPUs run. Idempotent."""
@@ -115,26 +122,41 @@ class Vmm(Protocol):
         """Whether the virtual CPUs run."""
 
     async def save_device_state(self, path: Path) -> int:
-        """Write the state of all devices (not RAM, not disks) of the *stopped* machine; return its size in bytes."""
+        """Write the state of all devices (not RAM, not disks) of the *stopped* machine; return its size in bytes.
+
+        Not durable: the caller syncs it. `VmmError` when the machine runs; no file stays when it fails. It may write
+        guest RAM, so memory is scanned afterwards.
+        """
 
     async def memory_mapping(self) -> MemoryMapping:
-        """Where guest RAM is mapped in the VMM process."""
+        """Where guest RAM is mapped in the VMM process: one private range, equal for the life of the process."""
 
     def kill(self) -> None:
         """SIGKILL to the process if it is still the recorded one. Never blocks, never fails when it is gone."""
 
     async def wait_exit(self) -> str:
-        """Wait until the process is gone and say how, as far as it can be known ("exited", "killed by 9", ...).
+        """Wait until the process is gone and say how, as far as it can be known.
+
+        "killed by signal 9", "exited with 1", "exited" (unknown: the kernel is older than 6.15, or init reaped late),
+        with the guest's own reason behind it where it had one: "(guest-shutdown)" for a power-off, "(guest-reset)" for
+        a reboot or a panic. For people and tombstones, not to decide on.
 
         No deadline of its own: the caller gives one. The process is gone only when this returns: a thread that waits
         for a page of a stuck store keeps it, its tap and its mapping alive after `kill`.
         """
 
     def console(self, bytes_max: int) -> bytes:
-        """The last bytes that the guest wrote to its console."""
+        """The last bytes that the guest wrote to its console, at most 64 KiB, also after the VMM died.
+
+        What a guest prints while no server is connected is not kept; nothing of it ever fills the host's disk.
+        """
 
     async def close(self) -> None:
-        """Drop the control connection; the process goes on. For the server's own shutdown."""
+        """Drop the control connection and all descriptors; the process goes on. Idempotent.
+
+        For the server's own shutdown (the console's tail is left for `adopt`), and after `wait_exit`. Afterwards only
+        `record`, `console`, `kill` and `wait_exit` work.
+        """
 
 
 class VmmDriver(Protocol):
@@ -142,7 +164,7 @@ class VmmDriver(Protocol):
 
     @property
     def name(self) -> str:
-        """`qemu` or `firecracker`."""
+        """`qemu`, `firecracker`, or `fake`."""
 
     @property
     def accelerator(self) -> str:
@@ -152,13 +174,24 @@ class VmmDriver(Protocol):
         """What a snapshot of this machine will need. Pure and fast: independent of ids, paths and sockets."""
 
     async def boot(self, spec: MachineSpec) -> Vmm:
-        """Start the machine from its kernel; returns when the VMM runs, long before the guest is up."""
+        """Start the machine from its kernel; returns when the virtual CPUs run, long before the guest is up.
+
+        Raises `VmmError` with what the VMM printed when it ends at once, or `VmmTimeout`. Whatever it raises, and when
+        it is cancelled, no process stays.
+        """
 
     async def restore(self, spec: MachineSpec, device_state: Path, needs: MachineFingerprint) -> Vmm:
         """Load a device state over `memory_image`; returns with the machine loaded and *stopped*.
 
-        Raises `RestoreRefused` when `needs` differs from this driver's fingerprint, before any process is started.
+        Raises `RestoreRefused` when `needs` differs from this driver's fingerprint, before any process is started: each
+        differing field is listed with both values. `kernel` is not compared (the guest has its own in memory, and
+        `spec.kernel` is not read), and `tsc_khz` may differ by 250 parts in a million. Raises `VmmError` for a state
+        that does not load. Whatever it raises, and when it is cancelled, no process stays.
         """
 
     async def adopt(self, record: VmmRecord) -> Vmm:
-        """Connect to a running VMM again. Raises `VmmGone` when the recorded process no longer exists."""
+        """Connect to a running VMM again, in whatever state it is.
+
+        Raises `VmmGone` when the recorded process no longer exists, and `VmmTimeout` when it lives and does not answer
+        (or another server still holds its control socket); it is not killed.
+        """
