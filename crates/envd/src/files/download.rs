@@ -15,9 +15,9 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 
-use crate::auth::{self, SignedFile};
 use crate::daemon::Daemon;
 use crate::files::path::resolve;
+use crate::files::query::FileQuery;
 use crate::http::answer::Answer;
 use crate::http::body::Reply;
 use crate::settings::Defaults;
@@ -57,50 +57,10 @@ impl DownloadError {
     }
 }
 
-/// The query of /files, for both directions.
-#[derive(Debug, Default)]
-pub struct FileQuery {
-    pub path: Option<String>,
-    pub username: Option<String>,
-    pub signature: Option<String>,
-    pub expiration: Option<i64>,
-}
-
-impl FileQuery {
-    pub fn parse(parts: &Parts) -> Self {
-        let mut query = FileQuery::default();
-        for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
-            match key.as_ref() {
-                "path" => query.path = Some(value.into_owned()),
-                "username" => query.username = Some(value.into_owned()).filter(|name| !name.is_empty()),
-                "signature" => query.signature = Some(value.into_owned()),
-                // What is no number was never signed, so it must not pass as "no expiration".
-                "signature_expiration" => query.expiration = Some(value.parse().unwrap_or(0)),
-                _ => {}
-            }
-        }
-        query
-    }
-
-    /// Checks the token or the signature; the refusal is the answer.
-    pub fn check(&self, daemon: &Daemon, headers: &HeaderMap, operation: &'static str) -> Result<(), Answer> {
-        let file = SignedFile {
-            path: self.path.as_deref().unwrap_or_default(),
-            operation,
-            username: self.username.as_deref().unwrap_or_default(),
-            signature: self.signature.as_deref(),
-            expiration: self.expiration,
-        };
-        let now_s = jiff::Timestamp::now().as_second();
-        auth::check_file(headers, daemon.settings.borrow().token.as_deref(), &file, now_s)
-            .map_err(|error| Answer::error(StatusCode::UNAUTHORIZED, &error.to_string()))
-    }
-}
-
 pub async fn handle(daemon: &Daemon, parts: &Parts) -> Answer {
     let query = FileQuery::parse(parts);
-    if let Err(answer) = query.check(daemon, &parts.headers, "read") {
-        return answer;
+    if let Err(error) = query.check(daemon, &parts.headers, "read") {
+        return Answer::error(StatusCode::UNAUTHORIZED, &error.to_string());
     }
     download(daemon, parts, query).await.unwrap_or_else(|error| {
         let mut answer = Answer::error(error.status(), &error.to_string());

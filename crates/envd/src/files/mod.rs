@@ -8,5 +8,6 @@ pub mod download;
 pub mod entry;
 pub mod metadata;
 pub mod path;
+pub mod query;
 pub mod rpc;
 pub mod upload;

@@ -16,9 +16,9 @@ use hyper::body::Incoming;
 use rustix::fs::{Gid, Uid};
 use serde::Serialize;
 
-use super::download::FileQuery;
 use super::metadata::{self, Metadata, MetadataError};
 use super::path::{make_dirs, resolve};
+use super::query::FileQuery;
 use crate::daemon::Daemon;
 use crate::http::answer::{Answer, json};
 use crate::http::body::{BodyError, Reader};
@@ -106,8 +106,8 @@ struct Context {
 
 pub async fn handle(daemon: &Daemon, parts: &Parts, body: Incoming) -> Answer {
     let query = FileQuery::parse(parts);
-    if let Err(answer) = query.check(daemon, &parts.headers, "write") {
-        return answer;
+    if let Err(error) = query.check(daemon, &parts.headers, "write") {
+        return Answer::error(StatusCode::UNAUTHORIZED, &error.to_string());
     }
     match upload(daemon, parts, &query, body).await {
         Ok(written) => json(StatusCode::OK, serde_json::to_vec(&written).unwrap_or_default()),

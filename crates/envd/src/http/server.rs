@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::route;
@@ -18,9 +18,6 @@ const BACKLOG: u32 = 1024;
 
 /// Bytes hyper may buffer of one connection. Small, since the output ring is the buffer that matters.
 const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
-
-/// A peer must send its request head within this time.
-const HEAD_MAX: Duration = Duration::from_secs(60);
 
 /// Sent data that stays unacknowledged for this long means that the peer is gone.
 const UNACKNOWLEDGED_MAX_MS: u32 = 60_000;
@@ -52,7 +49,7 @@ pub async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
 async fn serve_connection(daemon: Rc<Daemon>, stream: TcpStream) {
     // Every event must leave at once; Nagle would hold small frames back for 40 ms.
     let _ = stream.set_nodelay(true);
-    set_user_timeout(&stream);
+    notice_dead_peers(&stream);
     let number = daemon.next_serial();
     let mut oldest = daemon.oldest_connection.subscribe();
     let service = service_fn(|request| {
@@ -60,8 +57,8 @@ async fn serve_connection(daemon: Rc<Daemon>, stream: TcpStream) {
         async move { Ok::<_, Infallible>(route::handle(daemon, number, request).await) }
     });
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_MAX)
+        // An idle connection belongs to a proxy's pool: closing it here would race with its next request.
+        .header_read_timeout(None)
         .max_buf_size(CONNECTION_BUFFER_BYTES)
         .pipeline_flush(true)
         .serve_connection(TokioIo::new(stream), service);
@@ -72,7 +69,8 @@ async fn serve_connection(daemon: Rc<Daemon>, stream: TcpStream) {
     }
 }
 
-fn set_user_timeout(stream: &TcpStream) {
-    // Best effort: without it a dead peer is noticed later.
+fn notice_dead_peers(stream: &TcpStream) {
+    // Best effort: without these a dead peer is noticed later, or never when it owes us nothing.
     let _ = rustix::net::sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MAX_MS);
+    let _ = rustix::net::sockopt::set_socket_keepalive(stream, true);
 }

@@ -177,3 +177,36 @@ pub fn positive_ms(text: Option<&str>) -> Option<Duration> {
 
 /// The shared handle that everything passes around.
 pub type Shared = Rc<Process>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A running process that exists only here.
+    pub fn process() -> Shared {
+        Rc::new(Process {
+            pid: 1,
+            serial: 1,
+            tag: None,
+            config: Config::default(),
+            input: Input::new(stdin::Channel::Stdin, None),
+            ring: RefCell::default(),
+            readers: RefCell::default(),
+            room: Notify::new(),
+            exit: Cell::new(None),
+            exited: Notify::new(),
+            gone: Notify::new(),
+            end: RefCell::default(),
+            killed_by_us: Cell::new(false),
+            exec_error: None,
+        })
+    }
+
+    #[test]
+    fn a_duration_of_nothing_or_less_is_none() {
+        assert_eq!(positive_ms(Some("1500")), Some(Duration::from_millis(1500)));
+        for text in [None, Some("0"), Some("-1"), Some("x"), Some("")] {
+            assert_eq!(positive_ms(text), None);
+        }
+    }
+}

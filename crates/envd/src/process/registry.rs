@@ -144,3 +144,46 @@ fn forget_old(ended: &mut VecDeque<(Instant, Shared)>, now: Instant) {
         process.drop_output();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::tests::process;
+
+    #[test]
+    fn an_exit_that_comes_before_the_registration_is_not_lost() {
+        let registry = Registry::default();
+        let starting = registry.starting();
+        registry.note_exit(1, 3 << 8);
+        let fast = process();
+        registry.add(&fast);
+        drop(starting);
+        assert!(!fast.is_running());
+        assert!(registry.unclaimed.borrow().is_empty());
+    }
+
+    #[test]
+    fn exits_of_orphans_are_forgotten() {
+        let registry = Registry::default();
+        registry.note_exit(7, 0);
+        assert!(registry.unclaimed.borrow().is_empty());
+    }
+
+    #[test]
+    fn ended_processes_are_kept_up_to_a_number_and_their_output_up_to_a_size() {
+        let registry = Registry::default();
+        for round in 0..ENDED_MAX + 10 {
+            let one = process();
+            one.push(crate::process::ring::Kind::Stdout, &vec![0; 200_000]);
+            one.set_exit(0);
+            registry.retire(&one);
+            let ended = registry.ended.borrow();
+            assert_eq!(ended.len(), (round + 1).min(ENDED_MAX));
+            let total: usize = ended.iter().map(|(_, process)| process.output_cost_bytes()).sum();
+            assert!(total <= ENDED_OUTPUT_BYTES_MAX);
+            assert!(ended.back().unwrap().1.output_cost_bytes() > 0);
+        }
+        assert!(registry.find_any(&Selector::Pid(1)).is_some());
+        assert!(registry.find_running(&Selector::Pid(1)).is_none());
+    }
+}

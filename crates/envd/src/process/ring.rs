@@ -151,6 +151,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         /// Against the obvious model: the ring holds a suffix of all output, in order, kinds kept apart.
         #[test]
         fn the_ring_holds_a_suffix_of_the_output(

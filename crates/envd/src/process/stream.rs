@@ -257,3 +257,49 @@ fn put_end(out: &mut BytesMut, end: &super::End, starter: bool) {
     connect::put_message(out, serde_json::json!({"event": {"end": event}}).to_string().as_bytes());
     connect::put_end_ok(out);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_is_waited_for_while_it_would_lose_output_and_no_longer_than_the_limit() {
+        let mut readers = Readers::default();
+        let now = Instant::now();
+        assert_eq!(readers.blocked_until(100, now), None);
+        let slow = readers.attach(0);
+        readers.attach(100);
+        assert_eq!(readers.blocked_until(0, now), None);
+        assert_eq!(readers.blocked_until(100, now), Some(now + STALL_MAX));
+        let later = now + STALL_MAX / 2;
+        assert_eq!(readers.blocked_until(100, later), Some(now + STALL_MAX));
+        assert_eq!(readers.blocked_until(100, now + STALL_MAX), None);
+        readers.detach(slow);
+        assert_eq!(readers.blocked_until(100, now), None);
+    }
+
+    #[test]
+    fn progress_starts_the_wait_anew() {
+        let mut readers = Readers::default();
+        let now = Instant::now();
+        let id = readers.attach(0);
+        readers.blocked_until(100, now);
+        // What `advance` does after a piece.
+        let slot = readers.slot(id).unwrap();
+        (slot.cursor, slot.waited_since) = (50, None);
+        let later = now + STALL_MAX;
+        assert_eq!(readers.blocked_until(100, later), Some(later + STALL_MAX));
+    }
+
+    #[test]
+    fn a_stream_whose_output_was_overwritten_ends_with_an_error_that_says_how_much() {
+        let process = super::super::tests::process();
+        let mut stream = ProcessStream::new(process.clone(), &Options::default());
+        process.push(Kind::Stdout, &vec![0; 3 << 20]);
+        let mut out = BytesMut::new();
+        stream.collect(&mut out);
+        let text = String::from_utf8_lossy(&out).into_owned();
+        assert!(text.contains("\"code\":\"aborted\"") && text.contains("bytes of output were dropped"), "{text}");
+        assert!(matches!(stream.phase, Phase::Done));
+    }
+}
