@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from agentenv.cli.settings import settings_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-COMPLETION_TIMEOUT_S: Final = 1.0
+COMPLETION_TIMEOUT_S: Final = 2.0
 TIMEOUT_S_MAX: Final = 30 * 86_400
 
 
@@ -42,7 +42,8 @@ class SandboxId(IdType):
         from agentenv.cli.session import new_client
 
         async def ids() -> list[CompletionItem]:
-            async with asyncio.timeout(COMPLETION_TIMEOUT_S), new_client(settings_of(ctx)) as client:
+            # Loading httpx, inside of new_client, is not the server's time.
+            async with new_client(settings_of(ctx)) as client, asyncio.timeout(COMPLETION_TIMEOUT_S):
                 return [
                     CompletionItem(item.sandbox_id, help=f"{item.alias or item.template_id} {item.state}")
                     async for item in client.sandboxes.iterate()
