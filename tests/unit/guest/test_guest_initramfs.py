@@ -56,6 +56,17 @@ def test_equal_input_gives_equal_bytes_whatever_the_files_times_and_order(tmp_pa
     assert build_initramfs(init, two) != first
 
 
+def test_modules_are_in_the_order_of_their_names_not_of_the_folder(tmp_path: Path) -> None:
+    names = [f"m{number}.ko" for number in (7, 3, 9, 1, 8, 2, 6, 0, 5, 4)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    init = tmp_path.parent / "envd"
+    init.write_bytes(b"daemon")
+    archive = build_initramfs(init, tmp_path)
+    places = [archive.index(f"modules/{name}".encode()) for name in sorted(names)]
+    assert places == sorted(places)
+
+
 def test_a_header_has_the_documented_fields() -> None:
     archive = write_cpio([Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))])
     assert archive[:6] == b"070701"
