@@ -22,11 +22,10 @@ CONSOLE_SOCKET = "console.sock"
 TCG_CODE_MIB_MAX = 128
 PROBE_MEMORY_MIB = 128
 
-# There is no PCI bus and one UART: looking for more costs time and prints an error on each console.
 # `reboot=t` with `panic=-1`: a panic ends the VMM at once, by triple fault. Watchdog timers wake an idle guest, and
 # report lockups that are only a busy host's.
 _KERNEL_WORDS = (
-    *("console=ttyS0", "quiet", "pci=off", "8250.nr_uarts=1", "reboot=t", "panic=-1"),
+    *("console=ttyS0", "quiet", "reboot=t", "panic=-1"),
     *("nowatchdog", "cryptomgr.notests", "random.trust_cpu=on"),
 )
 
