@@ -42,7 +42,10 @@ pub fn equal(left: &str, right: &str) -> bool {
 /// Whether the header carries the token. No token set: everybody may.
 pub fn has_token(headers: &HeaderMap, token: Option<&str>) -> bool {
     let Some(token) = token else { return true };
-    headers.get(TOKEN_HEADER).and_then(|value| value.to_str().ok()).is_some_and(|given| equal(given, token))
+    headers
+        .get(TOKEN_HEADER)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|given| equal(given, token))
 }
 
 /// The rule of /files: the token, or a signature made with it.
@@ -54,7 +57,11 @@ pub fn check_file(
 ) -> Result<(), FileAccessError> {
     let Some(secret) = token else { return Ok(()) };
     if headers.contains_key(TOKEN_HEADER) {
-        return if has_token(headers, token) { Ok(()) } else { Err(FileAccessError::TokenWrong) };
+        return if has_token(headers, token) {
+            Ok(())
+        } else {
+            Err(FileAccessError::TokenWrong)
+        };
     }
     let given = file.signature.ok_or(FileAccessError::SignatureMissing)?;
     if !equal(given, &sign(file, secret)) {
@@ -67,7 +74,10 @@ pub fn check_file(
 }
 
 fn sign(file: &SignedFile<'_>, secret: &str) -> String {
-    let mut text = format!("{}:{}:{}:{secret}", file.path, file.operation, file.username);
+    let mut text = format!(
+        "{}:{}:{}:{secret}",
+        file.path, file.operation, file.username
+    );
     if let Some(expiration) = file.expiration {
         text.push_str(&format!(":{expiration}"));
     }
@@ -103,20 +113,36 @@ mod tests {
     #[test]
     fn the_published_test_vector_verifies() {
         assert_eq!(check_file(&HeaderMap::new(), Some(TOKEN), &FILE, 0), Ok(()));
-        let write = SignedFile { operation: "write", ..FILE };
+        let write = SignedFile {
+            operation: "write",
+            ..FILE
+        };
         let wrong = check_file(&HeaderMap::new(), Some(TOKEN), &write, 0);
         assert_eq!(wrong, Err(FileAccessError::SignatureWrong));
     }
 
     #[test]
     fn a_signature_expires_and_covers_its_expiration() {
-        let unsigned = SignedFile { expiration: Some(100), signature: None, ..FILE };
+        let unsigned = SignedFile {
+            expiration: Some(100),
+            signature: None,
+            ..FILE
+        };
         let signature = sign(&unsigned, TOKEN);
-        let file = SignedFile { signature: Some(&signature), ..unsigned };
-        assert_eq!(check_file(&HeaderMap::new(), Some(TOKEN), &file, 100), Ok(()));
+        let file = SignedFile {
+            signature: Some(&signature),
+            ..unsigned
+        };
+        assert_eq!(
+            check_file(&HeaderMap::new(), Some(TOKEN), &file, 100),
+            Ok(())
+        );
         let late = check_file(&HeaderMap::new(), Some(TOKEN), &file, 101);
         assert_eq!(late, Err(FileAccessError::SignatureExpired));
-        let moved = SignedFile { expiration: Some(200), ..file };
+        let moved = SignedFile {
+            expiration: Some(200),
+            ..file
+        };
         let wrong = check_file(&HeaderMap::new(), Some(TOKEN), &moved, 101);
         assert_eq!(wrong, Err(FileAccessError::SignatureWrong));
     }
@@ -125,14 +151,20 @@ mod tests {
     fn a_wrong_header_is_not_saved_by_a_signature() {
         let mut headers = HeaderMap::new();
         headers.insert(TOKEN_HEADER, HeaderValue::from_static("nope"));
-        assert_eq!(check_file(&headers, Some(TOKEN), &FILE, 0), Err(FileAccessError::TokenWrong));
+        assert_eq!(
+            check_file(&headers, Some(TOKEN), &FILE, 0),
+            Err(FileAccessError::TokenWrong)
+        );
         headers.insert(TOKEN_HEADER, HeaderValue::from_static(TOKEN));
         assert_eq!(check_file(&headers, Some(TOKEN), &FILE, 0), Ok(()));
     }
 
     #[test]
     fn without_a_token_everything_is_open() {
-        let file = SignedFile { signature: None, ..FILE };
+        let file = SignedFile {
+            signature: None,
+            ..FILE
+        };
         assert_eq!(check_file(&HeaderMap::new(), None, &file, 0), Ok(()));
         let missing = check_file(&HeaderMap::new(), Some(TOKEN), &file, 0);
         assert_eq!(missing, Err(FileAccessError::SignatureMissing));

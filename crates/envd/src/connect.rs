@@ -68,7 +68,10 @@ struct ErrorBody<'a> {
 
 impl RpcError {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        RpcError { code, message: message.into() }
+        RpcError {
+            code,
+            message: message.into(),
+        }
     }
 
     /// An operation on `what` failed in the operating system; the code follows from the kind.
@@ -78,7 +81,9 @@ impl RpcError {
             K::NotFound => Code::NotFound,
             K::AlreadyExists => Code::AlreadyExists,
             K::PermissionDenied => Code::PermissionDenied,
-            K::NotADirectory | K::IsADirectory | K::InvalidInput | K::InvalidFilename => Code::InvalidArgument,
+            K::NotADirectory | K::IsADirectory | K::InvalidInput | K::InvalidFilename => {
+                Code::InvalidArgument
+            }
             K::StorageFull | K::QuotaExceeded => Code::ResourceExhausted,
             K::DirectoryNotEmpty | K::CrossesDevices => Code::FailedPrecondition,
             _ => Code::Internal,
@@ -88,7 +93,10 @@ impl RpcError {
 
     /// JSON body of a unary error answer.
     pub fn body(&self) -> Bytes {
-        let body = ErrorBody { code: self.code.wire().0, message: &self.message };
+        let body = ErrorBody {
+            code: self.code.wire().0,
+            message: &self.message,
+        };
         serde_json::to_vec(&body).unwrap_or_default().into()
     }
 
@@ -135,14 +143,21 @@ impl Decoder {
     /// The next whole message, `None` while more bytes are needed. End envelopes of the client are skipped.
     pub fn next_message(&mut self) -> Result<Option<Bytes>, RpcError> {
         loop {
-            let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else {
+                return Ok(None);
+            };
             let [flags, a, b, c, d] = *header;
             let length = u32::from_be_bytes([a, b, c, d]) as usize;
             if flags & FLAG_COMPRESSED != 0 {
-                return Err(RpcError::new(Code::Unimplemented, "compressed messages are not supported"));
+                return Err(RpcError::new(
+                    Code::Unimplemented,
+                    "compressed messages are not supported",
+                ));
             }
             if length > MESSAGE_BYTES_MAX {
-                let text = format!("message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX} bytes");
+                let text = format!(
+                    "message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX} bytes"
+                );
                 return Err(RpcError::new(Code::ResourceExhausted, text));
             }
             if self.buffer.len() < HEADER_BYTES + length {
@@ -200,9 +215,15 @@ mod tests {
     fn oversized_and_compressed_messages_are_refused() {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0xff, 0xff, 0xff, 0xff]);
-        assert_eq!(decoder.next_message().unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(
+            decoder.next_message().unwrap_err().code,
+            Code::ResourceExhausted
+        );
         let mut decoder = Decoder::default();
         decoder.push(&[1, 0, 0, 0, 0]);
-        assert_eq!(decoder.next_message().unwrap_err().code, Code::Unimplemented);
+        assert_eq!(
+            decoder.next_message().unwrap_err().code,
+            Code::Unimplemented
+        );
     }
 }

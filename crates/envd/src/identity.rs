@@ -47,8 +47,12 @@ pub fn set_clock(now: Timestamp) -> Result<(), IdentityError> {
     if ahead >= -CLOCK_BEHIND_MAX && ahead <= CLOCK_AHEAD_MAX {
         return Ok(());
     }
-    let time = Timespec { tv_sec: now.as_second(), tv_nsec: now.subsec_nanosecond().into() };
-    rustix::time::clock_settime(ClockId::Realtime, time).map_err(|error| IdentityError::Clock(error.into()))
+    let time = Timespec {
+        tv_sec: now.as_second(),
+        tv_nsec: now.subsec_nanosecond().into(),
+    };
+    rustix::time::clock_settime(ClockId::Realtime, time)
+        .map_err(|error| IdentityError::Clock(error.into()))
 }
 
 /// Mixes entropy in, counts it, and makes the kernel's generator use it at once: without the second step a
@@ -62,11 +66,18 @@ pub fn reseed(entropy: &[u8]) -> Result<(), IdentityError> {
     }
     let taken = entropy.len().min(ENTROPY_BYTES_MAX);
     let length = libc::c_int::try_from(taken).unwrap_or(0);
-    let mut info = PoolInfo { entropy_bits: length * 8, bytes: length, data: [0; ENTROPY_BYTES_MAX] };
+    let mut info = PoolInfo {
+        entropy_bits: length * 8,
+        bytes: length,
+        data: [0; ENTROPY_BYTES_MAX],
+    };
     for (slot, byte) in info.data.iter_mut().zip(entropy) {
         *slot = *byte;
     }
-    let device = File::options().write(true).open("/dev/urandom").map_err(IdentityError::Random)?;
+    let device = File::options()
+        .write(true)
+        .open("/dev/urandom")
+        .map_err(IdentityError::Random)?;
     // SAFETY: the kernel reads the header and `bytes` bytes of a live struct of that layout; the second call
     // takes no argument.
     let results = unsafe {
@@ -75,7 +86,11 @@ pub fn reseed(entropy: &[u8]) -> Result<(), IdentityError> {
             libc::ioctl(device.as_raw_fd(), RNDRESEEDCRNG),
         ]
     };
-    if results.contains(&-1) { Err(IdentityError::Random(io::Error::last_os_error())) } else { Ok(()) }
+    if results.contains(&-1) {
+        Err(IdentityError::Random(io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
 }
 
 /// Letters, digits, dots and dashes, 64 bytes at most (the kernel's limit).
@@ -85,18 +100,30 @@ pub fn is_hostname(text: &str) -> bool {
 }
 
 pub fn set_hostname(name: &str) -> Result<(), IdentityError> {
-    rustix::system::sethostname(name.as_bytes()).map_err(|error| IdentityError::Hostname(error.into()))?;
+    rustix::system::sethostname(name.as_bytes())
+        .map_err(|error| IdentityError::Hostname(error.into()))?;
     write(&format!("{ETC_DIR}/hostname"), &format!("{name}\n"))?;
     let path = format!("{ETC_DIR}/hosts");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
-    write(&path, &hosts_with(&text, |address, _| address == OWN_ADDRESS, OWN_ADDRESS, name))
+    write(
+        &path,
+        &hosts_with(
+            &text,
+            |address, _| address == OWN_ADDRESS,
+            OWN_ADDRESS,
+            name,
+        ),
+    )
 }
 
 /// Gives a name another address in /etc/hosts.
 pub fn set_host_entry(name: &str, address: &str) -> Result<(), IdentityError> {
     let path = format!("{ETC_DIR}/hosts");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
-    write(&path, &hosts_with(&text, |_, host| host == name, address, name))
+    write(
+        &path,
+        &hosts_with(&text, |_, host| host == name, address, name),
+    )
 }
 
 pub fn set_machine_id(id: &str) -> Result<(), IdentityError> {
@@ -104,7 +131,10 @@ pub fn set_machine_id(id: &str) -> Result<(), IdentityError> {
 }
 
 /// The marks by which code finds out that it runs in a sandbox, and in which.
-pub fn write_sandbox_files(sandbox: Option<&str>, template: Option<&str>) -> Result<(), IdentityError> {
+pub fn write_sandbox_files(
+    sandbox: Option<&str>,
+    template: Option<&str>,
+) -> Result<(), IdentityError> {
     write(&format!("{RUN_DIR}/.E2B_SANDBOX"), "true")?;
     for (name, value) in [(".E2B_SANDBOX_ID", sandbox), (".E2B_TEMPLATE_ID", template)] {
         if let Some(value) = value {
@@ -115,10 +145,18 @@ pub fn write_sandbox_files(sandbox: Option<&str>, template: Option<&str>) -> Res
 }
 
 /// A hosts file with one entry replaced; what a user added stays.
-fn hosts_with(text: &str, replaced: impl Fn(&str, &str) -> bool, address: &str, name: &str) -> String {
+fn hosts_with(
+    text: &str,
+    replaced: impl Fn(&str, &str) -> bool,
+    address: &str,
+    name: &str,
+) -> String {
     let keep = |line: &&str| {
         let mut words = line.split_whitespace();
-        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let (first, second) = (
+            words.next().unwrap_or_default(),
+            words.next().unwrap_or_default(),
+        );
         !replaced(first, second)
     };
     let mut lines: Vec<&str> = text.lines().filter(keep).collect();
@@ -136,7 +174,10 @@ fn write(path: &str, text: &str) -> Result<(), IdentityError> {
         // Fails with the write below, which names the path.
         let _ = std::fs::create_dir_all(parent);
     }
-    std::fs::write(path, text).map_err(|source| IdentityError::Write { path: path.into(), source })
+    std::fs::write(path, text).map_err(|source| IdentityError::Write {
+        path: path.into(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -146,10 +187,18 @@ mod tests {
     #[test]
     fn a_new_host_name_replaces_the_old_and_keeps_what_the_user_wrote() {
         let text = "127.0.0.1\tlocalhost\n127.0.1.1\told\n10.0.0.9 db\n";
-        let new = hosts_with(text, |address, _| address == OWN_ADDRESS, OWN_ADDRESS, "new");
+        let new = hosts_with(
+            text,
+            |address, _| address == OWN_ADDRESS,
+            OWN_ADDRESS,
+            "new",
+        );
         assert_eq!(new, "127.0.0.1\tlocalhost\n10.0.0.9 db\n127.0.1.1\tnew\n");
         let entry = hosts_with(&new, |_, host| host == "db", "10.0.0.8", "db");
-        assert_eq!(entry, "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n10.0.0.8\tdb\n");
+        assert_eq!(
+            entry,
+            "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n10.0.0.8\tdb\n"
+        );
     }
 
     #[test]

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, de::Error};
 /// Decoding takes base64 with and without padding, as proto3 JSON parsers must.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(base64::engine::DecodePaddingMode::Indifferent),
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(base64::engine::DecodePaddingMode::Indifferent),
 );
 
 /// `null` means the default value.
@@ -38,7 +39,9 @@ impl<'de> Deserialize<'de> for Base64 {
 pub fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     let start = out.len();
     out.resize(start + bytes.len().div_ceil(3) * 4, 0);
-    let written = out.get_mut(start..).and_then(|space| STANDARD.encode_slice(bytes, space).ok());
+    let written = out
+        .get_mut(start..)
+        .and_then(|space| STANDARD.encode_slice(bytes, space).ok());
     out.truncate(start + written.unwrap_or(0));
 }
 
@@ -49,7 +52,10 @@ mod tests {
     #[test]
     fn base64_takes_both_alphabets_and_missing_padding() {
         for text in ["\"+/8=\"", "\"+/8\"", "\"-_8\""] {
-            assert_eq!(serde_json::from_str::<Base64>(text).unwrap().0, [0xfb, 0xff]);
+            assert_eq!(
+                serde_json::from_str::<Base64>(text).unwrap().0,
+                [0xfb, 0xff]
+            );
         }
         assert!(serde_json::from_str::<Base64>("\"*\"").is_err());
     }

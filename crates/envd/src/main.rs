@@ -49,7 +49,9 @@ fn main() -> ExitCode {
     bound_malloc();
     if std::process::id() == 1 {
         if let Err(error) = boot::run() {
-            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            let source = std::error::Error::source(&error)
+                .map(|source| format!(": {source}"))
+                .unwrap_or_default();
             boot::say(&format!("boot failed: {error}{source}"));
             boot::power::give_up();
         }
@@ -120,7 +122,11 @@ fn serve(machine: Machine, address: Ipv4Addr, port: u16) -> std::io::Result<()> 
         let daemon = Rc::new(Daemon::new(machine));
         let listener = http::server::listen(address, port)?;
         // Whoever waits for this line may connect: the socket is listening.
-        boot::say(&format!("serving on port {} {}", listener.local_addr()?.port(), uptime(machine)));
+        boot::say(&format!(
+            "serving on port {} {}",
+            listener.local_addr()?.port(),
+            uptime(machine)
+        ));
         let reaper = process::reaper::run(&daemon.processes);
         let server = http::server::serve(Rc::clone(&daemon), listener);
         if machine == Machine::Guest {

@@ -16,10 +16,19 @@ pub struct CpuClock {
 impl CpuClock {
     /// Percent of all CPUs used since the last call (since boot at the first).
     fn used_pct(&self, stat: &str) -> f64 {
-        let Some((busy, total)) = cpu_ticks(stat) else { return 0.0 };
+        let Some((busy, total)) = cpu_ticks(stat) else {
+            return 0.0;
+        };
         let (last_busy, last_total) = self.last.replace((busy, total));
-        let (busy, total) = (busy.saturating_sub(last_busy), total.saturating_sub(last_total));
-        if total == 0 { 0.0 } else { busy as f64 * 100.0 / total as f64 }
+        let (busy, total) = (
+            busy.saturating_sub(last_busy),
+            total.saturating_sub(last_total),
+        );
+        if total == 0 {
+            0.0
+        } else {
+            busy as f64 * 100.0 / total as f64
+        }
     }
 }
 
@@ -27,7 +36,11 @@ impl CpuClock {
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     // user nice system idle iowait irq softirq steal; guest times are part of user already.
-    let ticks: Vec<u64> = line.split_whitespace().take(8).filter_map(|field| field.parse().ok()).collect();
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .take(8)
+        .filter_map(|field| field.parse().ok())
+        .collect();
     let total: u64 = ticks.iter().sum();
     let idle: u64 = ticks.iter().skip(3).take(2).sum();
     Some((total - idle, total))
@@ -35,8 +48,17 @@ fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
 
 /// A value of /proc/meminfo in bytes.
 fn memory_bytes(meminfo: &str, key: &str) -> u64 {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    let kib = line.and_then(|value| value.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    let kib = line.and_then(|value| {
+        value
+            .trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     kib.unwrap_or(0) * 1024
 }
 
@@ -63,8 +85,13 @@ pub fn handle(daemon: &Daemon) -> Answer {
 
 /// Used and total bytes of the root file system.
 fn disk_bytes() -> (u64, u64) {
-    let Ok(fs) = rustix::fs::statvfs("/") else { return (0, 0) };
-    (fs.f_blocks.saturating_sub(fs.f_bfree) * fs.f_frsize, fs.f_blocks * fs.f_frsize)
+    let Ok(fs) = rustix::fs::statvfs("/") else {
+        return (0, 0);
+    };
+    (
+        fs.f_blocks.saturating_sub(fs.f_bfree) * fs.f_frsize,
+        fs.f_blocks * fs.f_frsize,
+    )
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@ impl Call {
             user: auth::basic_user(headers),
             timeout: positive_ms(text("connect-timeout-ms")),
             keepalive: positive_ms(text("keepalive-ping-interval")).map(|seconds| seconds * 1000),
-            strict_client: text("user-agent").is_some_and(|agent| agent.starts_with("connect-python")),
+            strict_client: text("user-agent")
+                .is_some_and(|agent| agent.starts_with("connect-python")),
         }
     }
 
@@ -47,8 +48,12 @@ impl Call {
         if body.is_empty() {
             return Ok(T::default());
         }
-        serde_json::from_slice(body)
-            .map_err(|error| RpcError::new(Code::InvalidArgument, format!("cannot read the message: {error}")))
+        serde_json::from_slice(body).map_err(|error| {
+            RpcError::new(
+                Code::InvalidArgument,
+                format!("cannot read the message: {error}"),
+            )
+        })
     }
 }
 
@@ -62,14 +67,20 @@ pub async fn handle(daemon: &Rc<Daemon>, parts: &Parts, body: Incoming) -> Answe
     if parts.method != Method::POST {
         return Answer::error(StatusCode::METHOD_NOT_ALLOWED, "calls are made with POST");
     }
-    let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = parts
+        .headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let call = Call::new(&parts.headers);
     let path = parts.uri.path();
     match kind.split(';').next().unwrap_or_default().trim() {
         STREAM_TYPE => stream(daemon, &call, path, body).await,
         UNARY_TYPE => unary(daemon, &call, path, body).await,
         other => {
-            let text = format!("content type '{other}' is not supported, use {UNARY_TYPE} or {STREAM_TYPE}");
+            let text = format!(
+                "content type '{other}' is not supported, use {UNARY_TYPE} or {STREAM_TYPE}"
+            );
             Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, &text)
         }
     }
@@ -77,19 +88,28 @@ pub async fn handle(daemon: &Rc<Daemon>, parts: &Parts, body: Incoming) -> Answe
 
 async fn unary(daemon: &Rc<Daemon>, call: &Call, path: &str, body: Incoming) -> Answer {
     let work = async {
-        let message = Reader::new(body).collect(MESSAGE_BYTES_MAX).await.map_err(RpcError::from)?;
+        let message = Reader::new(body)
+            .collect(MESSAGE_BYTES_MAX)
+            .await
+            .map_err(RpcError::from)?;
         unary_result(daemon, call, path, &message).await
     };
     let result = match call.timeout {
         None => work.await,
         Some(timeout) => tokio::time::timeout(timeout, work)
             .await
-            .unwrap_or_else(|_| Err(RpcError::new(Code::DeadlineExceeded, "the deadline of this call has passed"))),
+            .unwrap_or_else(|_| {
+                Err(RpcError::new(
+                    Code::DeadlineExceeded,
+                    "the deadline of this call has passed",
+                ))
+            }),
     };
     match result {
         Ok(value) => json(StatusCode::OK, value.to_string()),
         Err(error) => {
-            let status = StatusCode::from_u16(error.code.wire().1).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let status = StatusCode::from_u16(error.code.wire().1)
+                .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             json(status, error.body())
         }
     }
@@ -105,9 +125,15 @@ async fn unary_result(
     match path {
         "/process.Process/List" => Ok(process::rpc::list(daemon)),
         "/process.Process/Update" => process::rpc::update(daemon, call, message).map(empty),
-        "/process.Process/SendInput" => process::rpc::send_input(daemon, call, message).await.map(empty),
-        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message).await.map(empty),
-        "/process.Process/CloseStdin" => process::rpc::close_stdin(daemon, call, message).await.map(empty),
+        "/process.Process/SendInput" => process::rpc::send_input(daemon, call, message)
+            .await
+            .map(empty),
+        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message)
+            .await
+            .map(empty),
+        "/process.Process/CloseStdin" => process::rpc::close_stdin(daemon, call, message)
+            .await
+            .map(empty),
         _ => match path.strip_prefix("/filesystem.Filesystem/") {
             Some(method) => files::rpc::unary(daemon, call, method, message).await,
             None => Err(unknown(path)),
@@ -123,14 +149,18 @@ fn unknown(path: &str) -> RpcError {
 async fn stream(daemon: &Rc<Daemon>, call: &Call, path: &str, body: Incoming) -> Answer {
     let reply = match path {
         "/process.Process/Start" => match first_message(body).await {
-            Ok(message) => process::rpc::start(daemon, call, &message).await.map(Reply::process),
+            Ok(message) => process::rpc::start(daemon, call, &message)
+                .await
+                .map(Reply::process),
             Err(error) => Err(error),
         },
         "/process.Process/Connect" => first_message(body)
             .await
             .and_then(|message| process::rpc::connect(daemon, call, &message))
             .map(Reply::process),
-        "/process.Process/StreamInput" => stream_input(daemon, call, body).await.map(|()| Reply::full(one_empty())),
+        "/process.Process/StreamInput" => stream_input(daemon, call, body)
+            .await
+            .map(|()| Reply::full(one_empty())),
         path => Err(unknown(path)),
     };
     let reply = reply.unwrap_or_else(|error| {
@@ -138,7 +168,12 @@ async fn stream(daemon: &Rc<Daemon>, call: &Call, path: &str, body: Incoming) ->
         error.put_end(&mut end);
         Reply::full(end.freeze())
     });
-    Answer(Response::builder().header(header::CONTENT_TYPE, STREAM_TYPE).body(reply).unwrap_or_default())
+    Answer(
+        Response::builder()
+            .header(header::CONTENT_TYPE, STREAM_TYPE)
+            .body(reply)
+            .unwrap_or_default(),
+    )
 }
 
 fn one_empty() -> Bytes {
@@ -154,13 +189,16 @@ async fn first_message(body: Incoming) -> Result<Bytes, RpcError> {
     let mut decoder = Decoder::default();
     loop {
         if let Some(message) = decoder.next_message()? {
-            // The end of a request body that is read to its end lets the connection be used again.
-            reader.skip_ready_end().await;
             return Ok(message);
         }
         match reader.next().await? {
             Some(bytes) => decoder.push(&bytes),
-            None => return Err(RpcError::new(Code::InvalidArgument, "the request holds no message")),
+            None => {
+                return Err(RpcError::new(
+                    Code::InvalidArgument,
+                    "the request holds no message",
+                ));
+            }
         }
     }
 }
@@ -176,7 +214,10 @@ async fn stream_input(daemon: &Rc<Daemon>, call: &Call, body: Incoming) -> Resul
         match reader.next().await? {
             Some(bytes) => decoder.push(&bytes),
             None if decoder.is_partial() => {
-                return Err(RpcError::new(Code::InvalidArgument, "the stream ends inside a message"));
+                return Err(RpcError::new(
+                    Code::InvalidArgument,
+                    "the stream ends inside a message",
+                ));
             }
             None => return Ok(()),
         }

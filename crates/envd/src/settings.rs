@@ -24,8 +24,15 @@ impl Defaults {
             return users.find(name).ok_or_else(|| name.to_owned());
         }
         let default = self.user.as_deref().unwrap_or(PREFERRED_DEFAULT);
-        let stand_in = if default == PREFERRED_DEFAULT { "root" } else { default };
-        users.find(default).or_else(|| users.find(stand_in)).ok_or_else(|| default.to_owned())
+        let stand_in = if default == PREFERRED_DEFAULT {
+            "root"
+        } else {
+            default
+        };
+        users
+            .find(default)
+            .or_else(|| users.find(stand_in))
+            .ok_or_else(|| default.to_owned())
     }
 
     /// Where relative paths start: the default workdir, else the user's home.
@@ -50,7 +57,10 @@ impl Settings {
     /// Puts the environment together anew: the sandbox's identity first, so that a user may override it.
     pub fn refresh_env(&mut self) {
         let mut env = BTreeMap::from([("E2B_SANDBOX".to_owned(), "true".to_owned())]);
-        let identity = [("E2B_SANDBOX_ID", &self.sandbox_id), ("E2B_TEMPLATE_ID", &self.template_id)];
+        let identity = [
+            ("E2B_SANDBOX_ID", &self.sandbox_id),
+            ("E2B_TEMPLATE_ID", &self.template_id),
+        ];
         for (key, value) in identity {
             if let Some(value) = value {
                 env.insert(key.to_owned(), value.clone());
@@ -69,7 +79,10 @@ mod tests {
     fn the_usual_default_gives_way_to_root_and_another_name_does_not() {
         let users = Users::default();
         assert_eq!(Defaults::default().user(&users, None).unwrap().uid, 0);
-        let named = Defaults { user: Some("app".into()), ..Defaults::default() };
+        let named = Defaults {
+            user: Some("app".into()),
+            ..Defaults::default()
+        };
         assert_eq!(named.user(&users, None), Err("app".into()));
         assert_eq!(named.user(&users, Some("user")), Err("user".into()));
     }

@@ -33,7 +33,10 @@ pub struct Users {
 impl Users {
     /// Reads the image's files; a missing or unreadable one counts as empty.
     pub fn load() -> Self {
-        Users { passwd: read_bounded("/etc/passwd"), group: read_bounded("/etc/group") }
+        Users {
+            passwd: read_bounded("/etc/passwd"),
+            group: read_bounded("/etc/group"),
+        }
     }
 
     /// The user of this name, or of this number.
@@ -46,14 +49,20 @@ impl Users {
     }
 
     fn by_uid(&self, uid: u32) -> User {
-        self.entries().find(|user| user.uid == uid).unwrap_or_else(|| User {
-            name: if uid == 0 { "root".into() } else { uid.to_string() },
-            uid,
-            gid: uid,
-            home: if uid == 0 { "/root".into() } else { "/".into() },
-            shell: "/bin/sh".into(),
-            groups: Vec::new(),
-        })
+        self.entries()
+            .find(|user| user.uid == uid)
+            .unwrap_or_else(|| User {
+                name: if uid == 0 {
+                    "root".into()
+                } else {
+                    uid.to_string()
+                },
+                uid,
+                gid: uid,
+                home: if uid == 0 { "/root".into() } else { "/".into() },
+                shell: "/bin/sh".into(),
+                groups: Vec::new(),
+            })
     }
 
     /// Name of a uid for listings; the number itself when the image does not know it.
@@ -65,7 +74,16 @@ impl Users {
     pub fn group_name(&self, gid: u32) -> String {
         self.group_lines()
             .find(|(_, id, _)| *id == gid)
-            .map_or_else(|| if gid == 0 { "root".into() } else { gid.to_string() }, |(name, _, _)| name.into())
+            .map_or_else(
+                || {
+                    if gid == 0 {
+                        "root".into()
+                    } else {
+                        gid.to_string()
+                    }
+                },
+                |(name, _, _)| name.into(),
+            )
     }
 
     fn entries(&self) -> impl Iterator<Item = User> + '_ {
@@ -75,7 +93,12 @@ impl Users {
     fn group_lines(&self) -> impl Iterator<Item = (&str, u32, &str)> {
         self.group.lines().filter_map(|line| {
             let mut fields = line.split(':');
-            let (name, _, gid, members) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+            let (name, _, gid, members) = (
+                fields.next()?,
+                fields.next()?,
+                fields.next()?,
+                fields.next()?,
+            );
             Some((name, gid.trim().parse().ok()?, members))
         })
     }
@@ -93,7 +116,9 @@ impl Users {
 
 fn parse_passwd_line(line: &str) -> Option<User> {
     let fields: Vec<&str> = line.split(':').collect();
-    let [name, _, uid, gid, _, home, shell, ..] = fields.as_slice() else { return None };
+    let [name, _, uid, gid, _, home, shell, ..] = fields.as_slice() else {
+        return None;
+    };
     if name.is_empty() || name.starts_with('#') {
         return None;
     }
@@ -101,8 +126,16 @@ fn parse_passwd_line(line: &str) -> Option<User> {
         name: (*name).into(),
         uid: uid.parse().ok()?,
         gid: gid.parse().ok()?,
-        home: if home.is_empty() { "/".into() } else { (*home).into() },
-        shell: if shell.is_empty() { "/bin/sh".into() } else { (*shell).into() },
+        home: if home.is_empty() {
+            "/".into()
+        } else {
+            (*home).into()
+        },
+        shell: if shell.is_empty() {
+            "/bin/sh".into()
+        } else {
+            (*shell).into()
+        },
         groups: Vec::new(),
     })
 }
@@ -124,7 +157,9 @@ mod tests {
 
     fn sample() -> Users {
         Users {
-            passwd: "root:x:0:0:root:/root:/bin/bash\n#c\nbad line\nuser:x:1000:1000::/home/user:\n".into(),
+            passwd:
+                "root:x:0:0:root:/root:/bin/bash\n#c\nbad line\nuser:x:1000:1000::/home/user:\n"
+                    .into(),
             group: "root:x:0:\nuser:x:1000:\nsudo:x:27:a,user\ndocker:x:99:xuser\n".into(),
         }
     }
@@ -132,7 +167,10 @@ mod tests {
     #[test]
     fn a_user_has_its_supplementary_groups() {
         let user = sample().find("user").unwrap();
-        assert_eq!((user.uid, user.gid, user.groups), (1000, 1000, vec![1000, 27]));
+        assert_eq!(
+            (user.uid, user.gid, user.groups),
+            (1000, 1000, vec![1000, 27])
+        );
         assert_eq!(user.shell, "/bin/sh");
     }
 

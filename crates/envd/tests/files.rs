@@ -25,7 +25,9 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 fn gunzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    flate2::read::GzDecoder::new(bytes).read_to_end(&mut out).unwrap();
+    flate2::read::GzDecoder::new(bytes)
+        .read_to_end(&mut out)
+        .unwrap();
     out
 }
 
@@ -33,7 +35,9 @@ fn gunzip(bytes: &[u8]) -> Vec<u8> {
 fn form(parts: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     let mut body = Vec::new();
     for (name, content) in parts {
-        body.extend_from_slice(b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"");
+        body.extend_from_slice(
+            b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"",
+        );
         body.extend_from_slice(name.as_bytes());
         body.extend_from_slice(b"\"\r\nContent-Type: application/octet-stream\r\n\r\n");
         body.extend_from_slice(content);
@@ -50,7 +54,10 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        Place { envd: Envd::start(), dir: tempfile::tempdir().unwrap() }
+        Place {
+            envd: Envd::start(),
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn path(&self, name: &str) -> String {
@@ -59,16 +66,23 @@ impl Place {
 
     fn upload(&self, name: &str, content: &[u8]) -> Value {
         let answer = self.envd.post(&url(&self.path(name)), &[RAW], content);
-        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+        assert_eq!(
+            answer.status,
+            200,
+            "{}",
+            String::from_utf8_lossy(&answer.body)
+        );
         answer.json()
     }
 
     fn call(&self, method: &str, message: &Value) -> Value {
-        self.envd.call(&format!("filesystem.Filesystem/{method}"), message)
+        self.envd
+            .call(&format!("filesystem.Filesystem/{method}"), message)
     }
 
     fn error(&self, method: &str, message: &Value) -> String {
-        self.envd.call_error(&format!("filesystem.Filesystem/{method}"), message)
+        self.envd
+            .call_error(&format!("filesystem.Filesystem/{method}"), message)
     }
 }
 
@@ -76,14 +90,21 @@ impl Place {
 fn content_comes_back_as_it_was_sent() {
     let place = Place::new();
     let big: Vec<u8> = (0..1_500_000u32).flat_map(u32::to_le_bytes).collect();
-    for (name, content) in [("empty", &b""[..]), ("sub/dir/ü b\nc", b"hello"), ("big", &big)] {
+    for (name, content) in [
+        ("empty", &b""[..]),
+        ("sub/dir/ü b\nc", b"hello"),
+        ("big", &big),
+    ] {
         let info = place.upload(name, content);
         assert_eq!(info[0]["path"], place.path(name));
         assert_eq!(info[0]["type"], "file");
         let answer = place.envd.get(&url(&place.path(name)), &[]);
         assert_eq!((answer.status, answer.body.len()), (200, content.len()));
         assert!(answer.body == content);
-        assert_eq!(std::fs::metadata(place.path(name)).unwrap().mode() & 0o777, 0o644);
+        assert_eq!(
+            std::fs::metadata(place.path(name)).unwrap().mode() & 0o777,
+            0o644
+        );
     }
 }
 
@@ -102,13 +123,27 @@ fn an_overwritten_file_keeps_its_inode_and_mode() {
 #[test]
 fn a_form_writes_each_part_to_the_path_in_its_filename() {
     let place = Place::new();
-    let names = [("a/b/c.txt", "a/b/c.txt"), ("日本 ü.txt", "日本 ü.txt"), ("new%0Aline%22", "new\nline\"")];
-    let parts: Vec<(String, &[u8])> =
-        names.iter().map(|(wire, name)| (place.path(wire), name.as_bytes())).collect();
-    let parts: Vec<(&str, &[u8])> = parts.iter().map(|(wire, content)| (wire.as_str(), *content)).collect();
+    let names = [
+        ("a/b/c.txt", "a/b/c.txt"),
+        ("日本 ü.txt", "日本 ü.txt"),
+        ("new%0Aline%22", "new\nline\""),
+    ];
+    let parts: Vec<(String, &[u8])> = names
+        .iter()
+        .map(|(wire, name)| (place.path(wire), name.as_bytes()))
+        .collect();
+    let parts: Vec<(&str, &[u8])> = parts
+        .iter()
+        .map(|(wire, content)| (wire.as_str(), *content))
+        .collect();
     let (kind, body) = form(&parts);
     let answer = place.envd.post("/files", &[("content-type", &kind)], &body);
-    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    assert_eq!(
+        answer.status,
+        200,
+        "{}",
+        String::from_utf8_lossy(&answer.body)
+    );
     for (index, (_, name)) in names.iter().enumerate() {
         assert_eq!(answer.json()[index]["path"], place.path(name));
         assert_eq!(std::fs::read_to_string(place.path(name)).unwrap(), *name);
@@ -119,10 +154,18 @@ fn a_form_writes_each_part_to_the_path_in_its_filename() {
 fn a_path_in_the_query_names_the_one_file_of_a_form() {
     let place = Place::new();
     let (kind, body) = form(&[("ignored", b"x")]);
-    let answer = place.envd.post(&url(&place.path("there")), &[("content-type", &kind)], &body);
+    let answer = place.envd.post(
+        &url(&place.path("there")),
+        &[("content-type", &kind)],
+        &body,
+    );
     assert_eq!(answer.json()[0]["path"], place.path("there"));
     let (kind, body) = form(&[("a", b"x"), ("b", b"y")]);
-    let answer = place.envd.post(&url(&place.path("there")), &[("content-type", &kind)], &body);
+    let answer = place.envd.post(
+        &url(&place.path("there")),
+        &[("content-type", &kind)],
+        &body,
+    );
     assert_eq!(answer.status, 400);
 }
 
@@ -131,17 +174,33 @@ fn compressed_bodies_are_unpacked_in_both_forms() {
     let place = Place::new();
     let text = b"text ".repeat(100_000);
     let headers = [RAW, ("content-encoding", "gzip")];
-    let answer = place.envd.post(&url(&place.path("raw")), &headers, &gzip(&text));
+    let answer = place
+        .envd
+        .post(&url(&place.path("raw")), &headers, &gzip(&text));
     assert_eq!(answer.status, 200);
     assert!(std::fs::read(place.path("raw")).unwrap() == text);
     let (kind, body) = form(&[(&place.path("form"), &text)]);
-    let headers = [("content-type", kind.as_str()), ("content-encoding", "gzip")];
-    assert_eq!(place.envd.post("/files", &headers, &gzip(&body)).status, 200);
+    let headers = [
+        ("content-type", kind.as_str()),
+        ("content-encoding", "gzip"),
+    ];
+    assert_eq!(
+        place.envd.post("/files", &headers, &gzip(&body)).status,
+        200
+    );
     assert!(std::fs::read(place.path("form")).unwrap() == text);
-    let answer = place.envd.post(&url(&place.path("bad")), &[RAW, ("content-encoding", "gzip")], b"no gzip");
+    let answer = place.envd.post(
+        &url(&place.path("bad")),
+        &[RAW, ("content-encoding", "gzip")],
+        b"no gzip",
+    );
     assert_eq!(answer.status, 400);
     assert!(!std::path::Path::new(&place.path("bad")).exists());
-    let answer = place.envd.post(&url(&place.path("bad")), &[RAW, ("content-encoding", "br")], b"x");
+    let answer = place.envd.post(
+        &url(&place.path("bad")),
+        &[RAW, ("content-encoding", "br")],
+        b"x",
+    );
     assert_eq!(answer.status, 400);
 }
 
@@ -150,15 +209,25 @@ fn a_download_is_compressed_when_gzip_is_asked_for() {
     let place = Place::new();
     let text = b"text ".repeat(200_000);
     place.upload("f", &text);
-    let answer = place.envd.get(&url(&place.path("f")), &[("accept-encoding", "gzip")]);
+    let answer = place
+        .envd
+        .get(&url(&place.path("f")), &[("accept-encoding", "gzip")]);
     assert_eq!(answer.header("content-encoding"), Some("gzip"));
     assert!(answer.body.len() < text.len() / 10);
     assert!(gunzip(&answer.body) == text);
     place.upload("empty", b"");
-    let empty = place.envd.get(&url(&place.path("empty")), &[("accept-encoding", "gzip")]);
+    let empty = place
+        .envd
+        .get(&url(&place.path("empty")), &[("accept-encoding", "gzip")]);
     assert_eq!(gunzip(&empty.body), b"");
-    let answer = place.envd.get(&url(&place.path("f")), &[("accept-encoding", "identity;q=0, br")]);
-    assert_eq!((answer.status, answer.json()["code"].as_i64()), (406, Some(406)));
+    let answer = place.envd.get(
+        &url(&place.path("f")),
+        &[("accept-encoding", "identity;q=0, br")],
+    );
+    assert_eq!(
+        (answer.status, answer.json()["code"].as_i64()),
+        (406, Some(406))
+    );
 }
 
 #[test]
@@ -169,10 +238,16 @@ fn ranges_are_answered_with_their_part() {
     let part = get("bytes=2-4");
     assert_eq!((part.status, part.body.as_slice()), (206, &b"234"[..]));
     assert_eq!(part.header("content-range"), Some("bytes 2-4/10"));
-    assert_eq!(part.header("content-disposition"), Some("inline; filename=\"f\""));
+    assert_eq!(
+        part.header("content-disposition"),
+        Some("inline; filename=\"f\"")
+    );
     assert_eq!(get("bytes=-3").body, b"789");
     let beyond = get("bytes=10-");
-    assert_eq!((beyond.status, beyond.header("content-range")), (416, Some("bytes */10")));
+    assert_eq!(
+        (beyond.status, beyond.header("content-range")),
+        (416, Some("bytes */10"))
+    );
     assert_eq!(get("bytes=0-1,4-5").body, b"0123456789");
 }
 
@@ -181,9 +256,19 @@ fn files_of_the_kernel_are_read_to_their_end() {
     let place = Place::new();
     let answer = place.envd.get(&url("/proc/self/status"), &[]);
     assert_eq!(answer.status, 200);
-    assert!(String::from_utf8(answer.body).unwrap().contains("aenv-envd"));
-    let maps = place.envd.get(&url("/proc/self/maps"), &[("accept-encoding", "gzip")]);
-    assert!(String::from_utf8(gunzip(&maps.body)).unwrap().contains("[stack]"));
+    assert!(
+        String::from_utf8(answer.body)
+            .unwrap()
+            .contains("aenv-envd")
+    );
+    let maps = place
+        .envd
+        .get(&url("/proc/self/maps"), &[("accept-encoding", "gzip")]);
+    assert!(
+        String::from_utf8(gunzip(&maps.body))
+            .unwrap()
+            .contains("[stack]")
+    );
 }
 
 #[test]
@@ -196,7 +281,10 @@ fn what_cannot_be_downloaded_says_why() {
     assert_eq!(missing.json(), json!({ "code": 404, "message": text }));
     assert_eq!(get(&place.path("")).status, 400);
     assert_eq!(get("/dev/zero").status, 400);
-    let user = place.envd.get(&format!("{}&username=nobody-here", url("/etc/hostname")), &[]);
+    let user = place.envd.get(
+        &format!("{}&username=nobody-here", url("/etc/hostname")),
+        &[],
+    );
     assert_eq!(user.status, 401);
 }
 
@@ -208,9 +296,21 @@ fn what_cannot_be_uploaded_says_why() {
     assert_eq!(post(&place.path("")), 400);
     assert_eq!(post(&place.path("file/below")), 500);
     assert_eq!(place.envd.post("/files", &[RAW], b"x").status, 400);
-    assert_eq!(place.envd.post(&url("/x"), &[("content-type", "text/plain")], b"x").status, 400);
+    assert_eq!(
+        place
+            .envd
+            .post(&url("/x"), &[("content-type", "text/plain")], b"x")
+            .status,
+        400
+    );
     let (kind, _) = form(&[]);
-    assert_eq!(place.envd.post("/files", &[("content-type", &kind)], b"broken").status, 400);
+    assert_eq!(
+        place
+            .envd
+            .post("/files", &[("content-type", &kind)], b"broken")
+            .status,
+        400
+    );
 }
 
 #[test]
@@ -218,7 +318,13 @@ fn a_disk_that_cannot_hold_the_body_is_507_before_anything_is_lost() {
     let place = Place::new();
     place.upload("f", b"old");
     let mut stream = place.envd.connect();
-    send_head(&mut stream, "POST", &url(&place.path("f")), &[RAW], Some(1 << 60));
+    send_head(
+        &mut stream,
+        "POST",
+        &url(&place.path("f")),
+        &[RAW],
+        Some(1 << 60),
+    );
     let (status, _) = support::read_head(&mut std::io::BufReader::new(stream));
     assert_eq!(status, 507);
     assert_eq!(std::fs::read(place.path("f")).unwrap(), b"old");
@@ -228,12 +334,20 @@ fn a_disk_that_cannot_hold_the_body_is_507_before_anything_is_lost() {
 fn an_upload_that_breaks_off_leaves_no_half_new_file() {
     let place = Place::new();
     let mut stream = place.envd.connect();
-    send_head(&mut stream, "POST", &url(&place.path("half")), &[RAW], Some(1_000_000));
+    send_head(
+        &mut stream,
+        "POST",
+        &url(&place.path("half")),
+        &[RAW],
+        Some(1_000_000),
+    );
     stream.write_all(&[0; 600_000]).unwrap();
     let path = place.path("half");
     support::eventually("the file is begun", || std::path::Path::new(&path).exists());
     drop(stream);
-    support::eventually("the file is removed", || !std::path::Path::new(&path).exists());
+    support::eventually("the file is removed", || {
+        !std::path::Path::new(&path).exists()
+    });
     assert_eq!(place.envd.get("/health", &[]).status, 204);
 }
 
@@ -241,16 +355,33 @@ fn an_upload_that_breaks_off_leaves_no_half_new_file() {
 fn metadata_is_kept_with_the_file_and_replaced_by_the_next_upload() {
     // Attributes of users need a file system that has them; tmpfs has since Linux 6.6.
     let place = Place::new();
-    let headers = [RAW, ("X-Metadata-Author", "mish"), ("x-metadata-purpose", "test")];
-    let info = place.envd.post(&url(&place.path("f")), &headers, b"x").json();
+    let headers = [
+        RAW,
+        ("X-Metadata-Author", "mish"),
+        ("x-metadata-purpose", "test"),
+    ];
+    let info = place
+        .envd
+        .post(&url(&place.path("f")), &headers, b"x")
+        .json();
     let want = json!({ "author": "mish", "purpose": "test" });
     assert_eq!(info[0]["metadata"], want);
-    let entry = place.call("Move", &json!({ "source": place.path("f"), "destination": place.path("n/g") }));
+    let entry = place.call(
+        "Move",
+        &json!({ "source": place.path("f"), "destination": place.path("n/g") }),
+    );
     assert_eq!(entry["entry"]["metadata"], want);
     let again = place.upload("n/g", b"y");
     assert_eq!(again[0]["metadata"], Value::Null);
-    assert_eq!(place.call("Stat", &json!({ "path": place.path("n/g") }))["entry"]["metadata"], Value::Null);
-    let bad = place.envd.post(&url(&place.path("bad")), &[RAW, ("x-metadata-a", "ü")], b"x");
+    assert_eq!(
+        place.call("Stat", &json!({ "path": place.path("n/g") }))["entry"]["metadata"],
+        Value::Null
+    );
+    let bad = place.envd.post(
+        &url(&place.path("bad")),
+        &[RAW, ("x-metadata-a", "ü")],
+        b"x",
+    );
     assert_eq!(bad.status, 400);
     assert!(!std::path::Path::new(&place.path("bad")).exists());
 }
@@ -262,27 +393,58 @@ fn directories_are_made_listed_and_removed() {
     let made = place.call("MakeDir", &json!({ "path": path }));
     assert_eq!(made["entry"]["type"], "FILE_TYPE_DIRECTORY");
     assert_eq!(made["entry"]["permissions"], "drwxr-xr-x");
-    assert_eq!(place.error("MakeDir", &json!({ "path": path })), "already_exists");
+    assert_eq!(
+        place.error("MakeDir", &json!({ "path": path })),
+        "already_exists"
+    );
     place.upload("d/a", b"1234");
-    assert_eq!(place.error("MakeDir", &json!({ "path": place.path("d/a") })), "invalid_argument");
-    assert_eq!(place.error("MakeDir", &json!({ "path": place.path("d/a/b") })), "invalid_argument");
+    assert_eq!(
+        place.error("MakeDir", &json!({ "path": place.path("d/a") })),
+        "invalid_argument"
+    );
+    assert_eq!(
+        place.error("MakeDir", &json!({ "path": place.path("d/a/b") })),
+        "invalid_argument"
+    );
     std::os::unix::fs::symlink("d", place.path("link")).unwrap();
     place.upload("d/sub/deep", b"");
     let names = |path: &str, depth: u32| -> Vec<String> {
         let list = place.call("ListDir", &json!({ "path": path, "depth": depth }));
         let entries = list["entries"].as_array().unwrap();
-        entries.iter().map(|entry| entry["path"].as_str().unwrap().to_owned()).collect()
+        entries
+            .iter()
+            .map(|entry| entry["path"].as_str().unwrap().to_owned())
+            .collect()
     };
     let link = place.path("link");
-    assert_eq!(names(&link, 0), [format!("{link}/a"), format!("{link}/sub")]);
-    assert_eq!(names(&link, 2), [format!("{link}/a"), format!("{link}/sub"), format!("{link}/sub/deep")]);
-    assert_eq!(place.error("ListDir", &json!({ "path": place.path("d/a") })), "invalid_argument");
-    assert_eq!(place.error("ListDir", &json!({ "path": place.path("nope") })), "not_found");
+    assert_eq!(
+        names(&link, 0),
+        [format!("{link}/a"), format!("{link}/sub")]
+    );
+    assert_eq!(
+        names(&link, 2),
+        [
+            format!("{link}/a"),
+            format!("{link}/sub"),
+            format!("{link}/sub/deep")
+        ]
+    );
+    assert_eq!(
+        place.error("ListDir", &json!({ "path": place.path("d/a") })),
+        "invalid_argument"
+    );
+    assert_eq!(
+        place.error("ListDir", &json!({ "path": place.path("nope") })),
+        "not_found"
+    );
     assert_eq!(place.call("Remove", &json!({ "path": link })), json!({}));
     assert!(std::path::Path::new(&path).exists());
     place.call("Remove", &json!({ "path": place.path("d") }));
     assert!(!std::path::Path::new(&path).exists());
-    assert_eq!(place.call("Remove", &json!({ "path": place.path("d") })), json!({}));
+    assert_eq!(
+        place.call("Remove", &json!({ "path": place.path("d") })),
+        json!({})
+    );
 }
 
 #[test]
@@ -290,20 +452,42 @@ fn an_entry_is_described_with_text_for_large_numbers() {
     let place = Place::new();
     place.upload("f", b"1234");
     let entry = place.call("Stat", &json!({ "path": place.path("f") }))["entry"].clone();
-    assert_eq!((entry["size"].as_str(), entry["mode"].as_u64()), (Some("4"), Some(0o644)));
+    assert_eq!(
+        (entry["size"].as_str(), entry["mode"].as_u64()),
+        (Some("4"), Some(0o644))
+    );
     assert!(entry["modifiedTime"].as_str().unwrap().ends_with('Z'));
     assert_eq!(entry.get("isSymlink"), None);
-    assert_eq!(place.error("Stat", &json!({ "path": place.path("nope") })), "not_found");
-    assert_eq!(place.error("Move", &json!({ "source": place.path("nope"), "destination": "/x" })), "not_found");
+    assert_eq!(
+        place.error("Stat", &json!({ "path": place.path("nope") })),
+        "not_found"
+    );
+    assert_eq!(
+        place.error(
+            "Move",
+            &json!({ "source": place.path("nope"), "destination": "/x" })
+        ),
+        "not_found"
+    );
 }
 
 #[test]
 fn watchers_are_told_to_be_missing() {
     let place = Place::new();
     for method in ["CreateWatcher", "GetWatcherEvents", "RemoveWatcher"] {
-        assert_eq!(place.error(method, &json!({ "path": "/" })), "unimplemented");
+        assert_eq!(
+            place.error(method, &json!({ "path": "/" })),
+            "unimplemented"
+        );
     }
-    let stream = place.envd.stream("filesystem.Filesystem/WatchDir", &[], &json!({ "path": "/" })).finish();
+    let stream = place
+        .envd
+        .stream(
+            "filesystem.Filesystem/WatchDir",
+            &[],
+            &json!({ "path": "/" }),
+        )
+        .finish();
     assert_eq!(stream.error_code(), "unimplemented");
 }
 
@@ -311,7 +495,28 @@ fn watchers_are_told_to_be_missing() {
 fn names_that_are_too_long_are_an_error_and_not_a_crash() {
     let place = Place::new();
     let long = place.path(&"n".repeat(300));
-    assert_eq!(place.error("Stat", &json!({ "path": long })), "invalid_argument");
+    assert_eq!(
+        place.error("Stat", &json!({ "path": long })),
+        "invalid_argument"
+    );
     assert_eq!(place.envd.post(&url(&long), &[RAW], b"x").status, 500);
-    assert_eq!(place.error("Stat", &json!({ "path": "/a\u{0}b" })), "invalid_argument");
+    assert_eq!(
+        place.error("Stat", &json!({ "path": "/a\u{0}b" })),
+        "invalid_argument"
+    );
+}
+
+#[test]
+fn a_client_that_sends_all_before_it_listens_still_learns_the_reason() {
+    let place = Place::new();
+    place.upload("file", b"x");
+    let body = vec![0; 20_000_000];
+    let target = url(&place.path("file/below"));
+    for _ in 0..3 {
+        let mut stream = place.envd.connect();
+        send_head(&mut stream, "POST", &target, &[RAW], Some(body.len()));
+        stream.write_all(&body).unwrap();
+        let (status, _) = support::read_head(&mut std::io::BufReader::new(stream));
+        assert_eq!(status, 500);
+    }
 }

@@ -22,17 +22,27 @@ impl Options {
     pub fn parse(text: &str) -> Result<Self, BootError> {
         let mut options = Options::default();
         for word in text.split_whitespace() {
-            let Some((key, value)) = word.strip_prefix("aenv.").and_then(|word| word.split_once('=')) else {
+            let Some((key, value)) = word
+                .strip_prefix("aenv.")
+                .and_then(|word| word.split_once('='))
+            else {
                 continue;
             };
             match key {
                 "root" => options.root = Some(value.into()),
-                "ip" => options.address = Some(parse_cidr(value).ok_or_else(|| wrong("aenv.ip", value))?),
+                "ip" => {
+                    options.address =
+                        Some(parse_cidr(value).ok_or_else(|| wrong("aenv.ip", value))?)
+                }
                 "gw" => options.gateway = Some(value.parse().map_err(|_| wrong("aenv.gw", value))?),
-                "gwmac" => options.gateway_mac = Some(parse_mac(value).ok_or_else(|| wrong("aenv.gwmac", value))?),
+                "gwmac" => {
+                    options.gateway_mac =
+                        Some(parse_mac(value).ok_or_else(|| wrong("aenv.gwmac", value))?)
+                }
                 "dns" => {
                     let servers = value.split(',').filter(|server| !server.is_empty());
-                    let parsed = servers.map(|server| server.parse().map_err(|_| wrong("aenv.dns", value)));
+                    let parsed =
+                        servers.map(|server| server.parse().map_err(|_| wrong("aenv.dns", value)));
                     options.dns = parsed.collect::<Result<_, _>>()?;
                 }
                 "hostname" => options.hostname = Some(value.into()),
@@ -45,7 +55,10 @@ impl Options {
 }
 
 fn wrong(key: &'static str, value: &str) -> BootError {
-    BootError::Option { key, value: value.into() }
+    BootError::Option {
+        key,
+        value: value.into(),
+    }
 }
 
 fn parse_cidr(text: &str) -> Option<(Ipv4Addr, u32)> {
@@ -55,7 +68,11 @@ fn parse_cidr(text: &str) -> Option<(Ipv4Addr, u32)> {
 }
 
 fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>().ok()?;
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16))
+        .collect::<Result<_, _>>()
+        .ok()?;
     bytes.try_into().ok()
 }
 
@@ -77,7 +94,13 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_named() {
-        for text in ["aenv.ip=10.0.0.1", "aenv.ip=10.0.0.1/33", "aenv.gw=x", "aenv.gwmac=02:ae", "aenv.dns=1.1.1"] {
+        for text in [
+            "aenv.ip=10.0.0.1",
+            "aenv.ip=10.0.0.1/33",
+            "aenv.gw=x",
+            "aenv.gwmac=02:ae",
+            "aenv.dns=1.1.1",
+        ] {
             let error = Options::parse(text).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }

@@ -26,7 +26,16 @@ pub fn set() {
     }
     // The kernel must not choose this process when memory runs out: that would be a panic.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
-    let files = Rlimit { current: Some(OPEN_FILES_SOFT), maximum: Some(OPEN_FILES_HARD) };
+    let files = Rlimit {
+        current: Some(OPEN_FILES_SOFT),
+        maximum: Some(OPEN_FILES_HARD),
+    };
     let _ = setrlimit(Resource::Nofile, files);
-    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: None });
+    let _ = setrlimit(
+        Resource::Core,
+        Rlimit {
+            current: Some(0),
+            maximum: None,
+        },
+    );
 }

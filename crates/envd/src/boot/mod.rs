@@ -20,17 +20,27 @@ use cmdline::Options;
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     #[error("mounting {what} on {target}")]
-    Mount { what: String, target: String, source: io::Error },
+    Mount {
+        what: String,
+        target: String,
+        source: io::Error,
+    },
     #[error("device {device} did not appear within {waited_ms} ms")]
     DeviceMissing { device: String, waited_ms: u64 },
     #[error("module {name}")]
     Module { name: String, source: io::Error },
     #[error("network: {step}")]
-    Network { step: &'static str, source: io::Error },
+    Network {
+        step: &'static str,
+        source: io::Error,
+    },
     #[error("kernel command line: {key}={value} is not understood")]
     Option { key: &'static str, value: String },
     #[error("{step}")]
-    Switch { step: &'static str, source: io::Error },
+    Switch {
+        step: &'static str,
+        source: io::Error,
+    },
     #[error("writing {path}")]
     Write { path: String, source: io::Error },
 }
@@ -43,7 +53,9 @@ pub fn say(text: &str) {
 
 fn tolerate(result: Result<(), BootError>) {
     if let Err(error) = result {
-        let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        let source = std::error::Error::source(&error)
+            .map(|source| format!(": {source}"))
+            .unwrap_or_default();
         say(&format!("{error}{source}"));
     }
 }

@@ -9,12 +9,19 @@ use super::BootError;
 const ORDER: &str = "/modules/order";
 
 pub fn load() -> Result<(), BootError> {
-    let Ok(order) = std::fs::read_to_string(ORDER) else { return Ok(()) };
+    let Ok(order) = std::fs::read_to_string(ORDER) else {
+        return Ok(());
+    };
     for name in order.lines().map(str::trim).filter(|name| !name.is_empty()) {
         match load_one(name) {
             // Built in or loaded already.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(BootError::Module { name: name.into(), source }),
+            Err(source) => {
+                return Err(BootError::Module {
+                    name: name.into(),
+                    source,
+                });
+            }
             Ok(()) => {}
         }
     }

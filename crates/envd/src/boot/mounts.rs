@@ -17,7 +17,13 @@ pub fn early() -> Result<(), BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     attach("proc", "/proc", "proc", plain, "")?;
     attach("sysfs", "/sys", "sysfs", plain, "")?;
-    attach("devtmpfs", "/dev", "devtmpfs", MountFlags::NOSUID, "mode=755")
+    attach(
+        "devtmpfs",
+        "/dev",
+        "devtmpfs",
+        MountFlags::NOSUID,
+        "mode=755",
+    )
 }
 
 /// What programs expect besides. /run and /tmp stay the image's own, as with Docker: images keep folders
@@ -30,7 +36,13 @@ pub fn late() -> Vec<Result<(), BootError>> {
         make_folder(folder, mode);
     }
     vec![
-        attach("devpts", "/dev/pts", "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, "mode=620,gid=5,ptmxmode=666"),
+        attach(
+            "devpts",
+            "/dev/pts",
+            "devpts",
+            MountFlags::NOSUID | MountFlags::NOEXEC,
+            "mode=620,gid=5,ptmxmode=666",
+        ),
         attach("tmpfs", "/dev/shm", "tmpfs", shared, "mode=1777"),
         attach("cgroup2", "/sys/fs/cgroup", "cgroup2", plain, "nsdelegate"),
         attach("tmpfs", RUN_DIR, "tmpfs", shared, RUN_OPTIONS),
@@ -56,7 +68,11 @@ pub fn attach(
     let options = std::ffi::CString::new(options).unwrap_or_default();
     match mount(source, target, kind, flags, Some(options.as_c_str())) {
         Ok(()) | Err(rustix::io::Errno::BUSY) => Ok(()),
-        Err(error) => Err(BootError::Mount { what: kind.into(), target: target.into(), source: error.into() }),
+        Err(error) => Err(BootError::Mount {
+            what: kind.into(),
+            target: target.into(),
+            source: error.into(),
+        }),
     }
 }
 

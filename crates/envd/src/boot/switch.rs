@@ -27,15 +27,21 @@ pub fn to_image(device: &str) -> Result<(), BootError> {
         target: target.into(),
         source: error.into(),
     };
-    mount(device, NEW_ROOT, "ext4", MountFlags::NOATIME, None).map_err(|error| failed(NEW_ROOT, error))?;
+    mount(device, NEW_ROOT, "ext4", MountFlags::NOATIME, None)
+        .map_err(|error| failed(NEW_ROOT, error))?;
     for folder in MOVED {
         let target = format!("{NEW_ROOT}{folder}");
         make_folder(&target, 0o755);
-        super::tolerate(mount_move(folder, target.as_str()).map_err(|error| failed(&target, error)));
+        super::tolerate(
+            mount_move(folder, target.as_str()).map_err(|error| failed(&target, error)),
+        );
     }
     empty_initramfs();
     let step = |step, result: rustix::io::Result<()>| {
-        result.map_err(|error| BootError::Switch { step, source: io::Error::from(error) })
+        result.map_err(|error| BootError::Switch {
+            step,
+            source: io::Error::from(error),
+        })
     };
     step("entering the new root", rustix::process::chdir(NEW_ROOT))?;
     step("moving the new root", mount_move(".", "/"))?;
@@ -47,7 +53,10 @@ fn wait_for(device: &str) -> Result<(), BootError> {
     let until = Instant::now() + Duration::from_millis(DEVICE_WAIT_MS);
     while !Path::new(device).exists() {
         if Instant::now() >= until {
-            return Err(BootError::DeviceMissing { device: device.into(), waited_ms: DEVICE_WAIT_MS });
+            return Err(BootError::DeviceMissing {
+                device: device.into(),
+                waited_ms: DEVICE_WAIT_MS,
+            });
         }
         std::thread::sleep(DEVICE_POLL);
     }
@@ -56,15 +65,25 @@ fn wait_for(device: &str) -> Result<(), BootError> {
 
 /// Frees the memory of the unpacked archive; never leaves its file system.
 fn empty_initramfs() {
-    let Ok(root) = std::fs::metadata("/") else { return };
-    let Ok(entries) = std::fs::read_dir("/") else { return };
+    let Ok(root) = std::fs::metadata("/") else {
+        return;
+    };
+    let Ok(entries) = std::fs::read_dir("/") else {
+        return;
+    };
     for entry in entries.flatten() {
         let path = entry.path();
-        let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
+        let Ok(meta) = std::fs::symlink_metadata(&path) else {
+            continue;
+        };
         if meta.dev() != root.dev() {
             continue;
         }
         // What cannot be removed costs some memory and nothing else.
-        let _ = if meta.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        let _ = if meta.is_dir() {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
     }
 }

@@ -11,11 +11,12 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 
 use crate::daemon::Daemon;
+use crate::files::negotiate::{accepts, disposition, header_text, http_date, parse_range};
 use crate::files::path::resolve;
 use crate::files::query::FileQuery;
 use crate::http::answer::Answer;
@@ -49,7 +50,9 @@ impl DownloadError {
         match self {
             DownloadError::UserUnknown { .. } => StatusCode::UNAUTHORIZED,
             DownloadError::Missing { .. } => StatusCode::NOT_FOUND,
-            DownloadError::Directory { .. } | DownloadError::Special { .. } => StatusCode::BAD_REQUEST,
+            DownloadError::Directory { .. } | DownloadError::Special { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             DownloadError::Encoding => StatusCode::NOT_ACCEPTABLE,
             DownloadError::Range { .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             DownloadError::Read { .. } => StatusCode::INTERNAL_SERVER_ERROR,
@@ -62,15 +65,17 @@ pub async fn handle(daemon: &Daemon, parts: &Parts) -> Answer {
     if let Err(error) = query.check(daemon, &parts.headers, "read") {
         return Answer::error(StatusCode::UNAUTHORIZED, &error.to_string());
     }
-    download(daemon, parts, query).await.unwrap_or_else(|error| {
-        let mut answer = Answer::error(error.status(), &error.to_string());
-        if let DownloadError::Range { size } = error
-            && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
-        {
-            answer.0.headers_mut().insert(header::CONTENT_RANGE, value);
-        }
-        answer
-    })
+    download(daemon, parts, query)
+        .await
+        .unwrap_or_else(|error| {
+            let mut answer = Answer::error(error.status(), &error.to_string());
+            if let DownloadError::Range { size } = error
+                && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
+            {
+                answer.0.headers_mut().insert(header::CONTENT_RANGE, value);
+            }
+            answer
+        })
 }
 
 /// A file that is open and has been read once.
@@ -84,7 +89,11 @@ struct Opened {
     head: Bytes,
 }
 
-async fn download(daemon: &Daemon, parts: &Parts, query: FileQuery) -> Result<Answer, DownloadError> {
+async fn download(
+    daemon: &Daemon,
+    parts: &Parts,
+    query: FileQuery,
+) -> Result<Answer, DownloadError> {
     let gzip = accepts(&parts.headers)?;
     let defaults = daemon.settings.borrow().defaults.clone();
     let opened = tokio::task::spawn_blocking(move || open(&defaults, &query)).await;
@@ -110,15 +119,20 @@ async fn download(daemon: &Daemon, parts: &Parts, query: FileQuery) -> Result<An
     let size = opened.size;
     let (start, length) = match range {
         Some((first, last)) => {
-            response = response
-                .status(StatusCode::PARTIAL_CONTENT)
-                .header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{size}"));
+            response = response.status(StatusCode::PARTIAL_CONTENT).header(
+                header::CONTENT_RANGE,
+                format!("bytes {first}-{last}/{size}"),
+            );
             (first, Some(last - first + 1))
         }
         None if size > 0 => (0, Some(size)),
         None => (0, None),
     };
-    Ok(Answer(response.body(body(opened, start, length, gzip)).unwrap_or_default()))
+    Ok(Answer(
+        response
+            .body(body(opened, start, length, gzip))
+            .unwrap_or_default(),
+    ))
 }
 
 fn body(opened: Opened, start: u64, length: Option<u64>, gzip: bool) -> Reply {
@@ -130,21 +144,39 @@ fn body(opened: Opened, start: u64, length: Option<u64>, gzip: bool) -> Reply {
         Some(_) => (start, Bytes::new()),
         None => (opened.head.len() as u64, opened.head),
     };
-    Reply::File(Box::new(FileBody { file: Some(opened.file), offset, left: length, pending, encoder, reading: None }))
+    Reply::File(Box::new(FileBody {
+        file: Some(opened.file),
+        offset,
+        left: length,
+        pending,
+        encoder,
+        reading: None,
+    }))
 }
 
 fn open(defaults: &Defaults, query: &FileQuery) -> Result<Opened, DownloadError> {
     let user = defaults
         .user(&Users::load(), query.username.as_deref())
         .map_err(|name| DownloadError::UserUnknown { name })?;
-    let path = resolve(query.path.as_deref().unwrap_or_default(), &defaults.base(&user), &user.home);
+    let path = resolve(
+        query.path.as_deref().unwrap_or_default(),
+        &defaults.base(&user),
+        &user.home,
+    );
     let text = path.display().to_string();
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => DownloadError::Missing { path: text.clone() },
-        _ => DownloadError::Read { path: text.clone(), source },
+        _ => DownloadError::Read {
+            path: text.clone(),
+            source,
+        },
     };
     // O_NONBLOCK: opening a FIFO must not wait for a writer.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(failed)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(&path)
+        .map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
     if meta.is_dir() {
         return Err(DownloadError::Directory { path: text });
@@ -152,9 +184,19 @@ fn open(defaults: &Defaults, query: &FileQuery) -> Result<Opened, DownloadError>
     if !meta.is_file() {
         return Err(DownloadError::Special { path: text });
     }
-    let head = if meta.size() == 0 { read_chunk(&file, 0, CHUNK_BYTES).map_err(failed)? } else { Bytes::new() };
+    let head = if meta.size() == 0 {
+        read_chunk(&file, 0, CHUNK_BYTES).map_err(failed)?
+    } else {
+        Bytes::new()
+    };
     let modified = meta.modified().unwrap_or(std::time::UNIX_EPOCH);
-    Ok(Opened { file, path, size: meta.size(), modified, head })
+    Ok(Opened {
+        file,
+        path,
+        size: meta.size(),
+        modified,
+        head,
+    })
 }
 
 fn read_chunk(file: &File, offset: u64, limit: usize) -> io::Result<Bytes> {
@@ -188,7 +230,10 @@ pub struct FileBody {
 
 impl FileBody {
     fn is_done(&self) -> bool {
-        self.file.is_none() && self.reading.is_none() && self.pending.is_empty() && self.encoder.is_none()
+        self.file.is_none()
+            && self.reading.is_none()
+            && self.pending.is_empty()
+            && self.encoder.is_none()
     }
 
     /// Takes a finished read in. An empty one before the announced end means that the file shrank: an error,
@@ -197,7 +242,10 @@ impl FileBody {
         let chunk = chunk?;
         match &mut self.left {
             Some(left) if chunk.is_empty() && *left > 0 => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while read"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the file became shorter while read",
+                ));
             }
             Some(left) => *left -= chunk.len() as u64,
             None => {}
@@ -210,7 +258,9 @@ impl FileBody {
     }
 
     fn start_read(&mut self, file: File) {
-        let limit = self.left.map_or(CHUNK_BYTES, |left| usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES));
+        let limit = self.left.map_or(CHUNK_BYTES, |left| {
+            usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES)
+        });
         let offset = self.offset;
         self.reading = Some(tokio::task::spawn_blocking(move || {
             let chunk = read_chunk(&file, offset, limit);
@@ -221,14 +271,18 @@ impl FileBody {
     /// What can be sent now; empty when a read is needed first.
     fn take_output(&mut self) -> io::Result<Bytes> {
         let pending = std::mem::take(&mut self.pending);
-        let Some(encoder) = &mut self.encoder else { return Ok(pending) };
+        let Some(encoder) = &mut self.encoder else {
+            return Ok(pending);
+        };
         io::Write::write_all(encoder, &pending)?;
         let last = self.file.is_none() && self.reading.is_none();
         if !last {
             return Ok(std::mem::take(encoder.get_mut()).into());
         }
         let encoder = self.encoder.take();
-        encoder.map_or(Ok(Bytes::new()), |encoder| encoder.finish().map(Bytes::from))
+        encoder.map_or(Ok(Bytes::new()), |encoder| {
+            encoder.finish().map(Bytes::from)
+        })
     }
 }
 
@@ -236,9 +290,13 @@ impl FileBody {
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         loop {
             if let Some(task) = &mut self.reading {
-                let Poll::Ready(joined) = Pin::new(task).poll(cx) else { return Poll::Pending };
+                let Poll::Ready(joined) = Pin::new(task).poll(cx) else {
+                    return Poll::Pending;
+                };
                 self.reading = None;
-                let accepted = joined.map_err(io::Error::other).and_then(|(file, chunk)| self.accept(file, chunk));
+                let accepted = joined
+                    .map_err(io::Error::other)
+                    .and_then(|(file, chunk)| self.accept(file, chunk));
                 if let Err(error) = accepted {
                     return Poll::Ready(Some(Err(error)));
                 }
@@ -264,125 +322,5 @@ impl FileBody {
             (None, Some(left)) => SizeHint::with_exact(left + self.pending.len() as u64),
             _ => SizeHint::default(),
         }
-    }
-}
-
-fn header_text(headers: &HeaderMap, name: http::HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
-}
-
-/// Whether to compress: when gzip is all that the client accepts besides identity. Clients that list every
-/// coding they know (browsers, httpx) get plain bytes, since compressing costs far more than sending here.
-fn accepts(headers: &HeaderMap) -> Result<bool, DownloadError> {
-    let Some(text) = header_text(headers, header::ACCEPT_ENCODING) else { return Ok(false) };
-    let (mut gzip, mut others, mut star, mut identity) = (None, false, None, None);
-    for item in text.split(',') {
-        let mut parts = item.split(';').map(str::trim);
-        let coding = parts.next().unwrap_or_default().to_ascii_lowercase();
-        let quality = parts.find_map(|part| part.strip_prefix("q=")).and_then(|q| q.parse::<f32>().ok());
-        let allowed = quality.is_none_or(|quality| quality > 0.0);
-        match coding.as_str() {
-            "" => {}
-            "gzip" | "x-gzip" => gzip = Some(allowed),
-            "identity" => identity = Some(allowed),
-            "*" => star = Some(allowed),
-            _ => others |= allowed,
-        }
-    }
-    let plain_allowed = identity.or(star) != Some(false);
-    let gzip_allowed = gzip.or(star) == Some(true);
-    match (plain_allowed, gzip_allowed) {
-        (false, false) => Err(DownloadError::Encoding),
-        (false, true) => Ok(true),
-        (true, _) => Ok(gzip == Some(true) && !others),
-    }
-}
-
-/// One byte range, inclusive. Several ranges, or what is no range, are answered with the whole file.
-fn parse_range(text: &str, size: u64) -> Result<Option<(u64, u64)>, DownloadError> {
-    let Some((first, last)) = text.trim().strip_prefix("bytes=").and_then(|spec| spec.split_once('-')) else {
-        return Ok(None);
-    };
-    let (first, last) = match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
-        (Ok(first), Ok(last)) if first <= last => (first, last.min(size - 1)),
-        (Ok(first), Err(_)) if last.trim().is_empty() => (first, size - 1),
-        (Err(_), Ok(0)) if first.trim().is_empty() => return Err(DownloadError::Range { size }),
-        (Err(_), Ok(suffix)) if first.trim().is_empty() => (size.saturating_sub(suffix), size - 1),
-        _ => return Ok(None),
-    };
-    if first >= size { Err(DownloadError::Range { size }) } else { Ok(Some((first, last))) }
-}
-
-/// `inline` with the file's name: plain where it is simple ASCII, in the extended form for all else.
-fn disposition(path: &std::path::Path) -> String {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let simple = |c: char| c.is_ascii_graphic() && c != '"' && c != '\\' || c == ' ';
-    if name.chars().all(simple) {
-        return format!("inline; filename=\"{name}\"");
-    }
-    let mut encoded = String::new();
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => encoded.push(char::from(byte)),
-            byte => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    format!("inline; filename*=UTF-8''{encoded}")
-}
-
-fn http_date(time: std::time::SystemTime) -> String {
-    jiff::Timestamp::try_from(time)
-        .unwrap_or(jiff::Timestamp::UNIX_EPOCH)
-        .strftime("%a, %d %b %Y %H:%M:%S GMT")
-        .to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn encoding(text: &'static str) -> Result<bool, DownloadError> {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(text));
-        accepts(&headers)
-    }
-
-    #[test]
-    fn gzip_is_used_where_it_is_asked_for() {
-        assert!(encoding("gzip").unwrap());
-        assert!(encoding("gzip, identity;q=0.5").unwrap());
-        assert!(encoding("identity;q=0, gzip").unwrap());
-        assert!(!encoding("gzip, deflate, br").unwrap());
-        assert!(!encoding("gzip;q=0").unwrap());
-        assert!(!encoding("*").unwrap());
-        assert!(matches!(encoding("identity;q=0, br"), Err(DownloadError::Encoding)));
-        assert!(matches!(encoding("*;q=0"), Err(DownloadError::Encoding)));
-    }
-
-    #[test]
-    fn ranges_are_cut_to_the_file() {
-        let range = |text| parse_range(text, 10).ok().flatten();
-        assert_eq!(range("bytes=0-4"), Some((0, 4)));
-        assert_eq!(range("bytes=4-"), Some((4, 9)));
-        assert_eq!(range("bytes=4-99"), Some((4, 9)));
-        assert_eq!(range("bytes=-3"), Some((7, 9)));
-        assert_eq!(range("bytes=-99"), Some((0, 9)));
-        assert_eq!(range("bytes=0-1,3-4"), None);
-        assert_eq!(range("lines=0-1"), None);
-        assert_eq!(range("bytes=5-1"), None);
-        assert!(matches!(parse_range("bytes=10-", 10), Err(DownloadError::Range { size: 10 })));
-        assert!(matches!(parse_range("bytes=-0", 10), Err(DownloadError::Range { size: 10 })));
-    }
-
-    #[test]
-    fn names_that_a_header_cannot_hold_are_encoded() {
-        let of = |name: &str| disposition(std::path::Path::new(name));
-        assert_eq!(of("/a/b c.txt"), "inline; filename=\"b c.txt\"");
-        assert_eq!(of("/a/ü\n\".txt"), "inline; filename*=UTF-8''%C3%BC%0A%22.txt");
-    }
-
-    #[test]
-    fn dates_have_the_form_of_http() {
-        assert_eq!(http_date(std::time::UNIX_EPOCH), "Thu, 01 Jan 1970 00:00:00 GMT");
     }
 }

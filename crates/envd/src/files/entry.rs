@@ -37,14 +37,24 @@ impl EntryInfo {
     pub fn of(path: &Path, users: &Users) -> io::Result<Self> {
         let meta = std::fs::symlink_metadata(path)?;
         let is_symlink = meta.file_type().is_symlink();
-        let target_type = if is_symlink { std::fs::metadata(path).ok().map(|m| m.file_type()) } else { None };
-        let file_type = if is_symlink { target_type } else { Some(meta.file_type()) };
+        let target_type = if is_symlink {
+            std::fs::metadata(path).ok().map(|m| m.file_type())
+        } else {
+            None
+        };
+        let file_type = if is_symlink {
+            target_type
+        } else {
+            Some(meta.file_type())
+        };
         let r#type = match file_type {
             Some(kind) if kind.is_dir() => "FILE_TYPE_DIRECTORY",
             Some(kind) if kind.is_file() => "FILE_TYPE_FILE",
             _ => "FILE_TYPE_UNSPECIFIED",
         };
-        let name = path.file_name().map_or_else(|| "/".into(), |name| name.to_string_lossy().into_owned());
+        let name = path
+            .file_name()
+            .map_or_else(|| "/".into(), |name| name.to_string_lossy().into_owned());
         Ok(EntryInfo {
             name,
             r#type,
@@ -81,7 +91,9 @@ fn target_of(path: &Path) -> PathBuf {
 /// UTC with a `Z`; a time out of range (a broken file system) is the epoch.
 fn rfc3339(seconds: i64, nanos: i64) -> String {
     let nanos = i32::try_from(nanos).unwrap_or(0);
-    jiff::Timestamp::new(seconds, nanos).unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
+    jiff::Timestamp::new(seconds, nanos)
+        .unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+        .to_string()
 }
 
 /// The text of Go's `FileMode`, which the clients show: flag letters in this order, then nine bits.
@@ -98,12 +110,20 @@ fn permissions(meta: &std::fs::Metadata) -> String {
         (kind.is_char_device(), 'c'),
         (mode & 0o1000 != 0, 't'),
     ];
-    let mut text: String = flags.iter().filter(|(set, _)| *set).map(|(_, letter)| letter).collect();
+    let mut text: String = flags
+        .iter()
+        .filter(|(set, _)| *set)
+        .map(|(_, letter)| letter)
+        .collect();
     if text.is_empty() {
         text.push('-');
     }
     for (position, letter) in "rwxrwxrwx".chars().enumerate() {
-        text.push(if mode & (0o400 >> position) != 0 { letter } else { '-' });
+        text.push(if mode & (0o400 >> position) != 0 {
+            letter
+        } else {
+            '-'
+        });
     }
     text
 }
@@ -124,17 +144,26 @@ mod tests {
         symlink("gone/../x", root.join("broken")).unwrap();
         let of = |name: &str| EntryInfo::of(&root.join(name), &Users::load()).unwrap();
         let info = of("a b");
-        assert_eq!((info.permissions.as_str(), info.mode, info.size.as_str()), ("-rw-r-----", 0o640, "4"));
+        assert_eq!(
+            (info.permissions.as_str(), info.mode, info.size.as_str()),
+            ("-rw-r-----", 0o640, "4")
+        );
         assert!(info.modified_time.ends_with('Z') && !info.is_symlink);
         let link = of("link");
-        assert_eq!((link.r#type, link.permissions.as_str()), ("FILE_TYPE_FILE", "Lrwxrwxrwx"));
+        assert_eq!(
+            (link.r#type, link.permissions.as_str()),
+            ("FILE_TYPE_FILE", "Lrwxrwxrwx")
+        );
         assert_eq!(link.symlink_target.as_deref(), file.to_str());
         let broken = of("broken");
         assert_eq!(broken.r#type, "FILE_TYPE_UNSPECIFIED");
         assert_eq!(broken.symlink_target.as_deref(), root.join("x").to_str());
         let tmp = EntryInfo::of(Path::new("/tmp"), &Users::load()).unwrap();
         assert_eq!(tmp.permissions, "dtrwxrwxrwx");
-        assert_eq!(EntryInfo::of(Path::new("/"), &Users::load()).unwrap().name, "/");
+        assert_eq!(
+            EntryInfo::of(Path::new("/"), &Users::load()).unwrap().name,
+            "/"
+        );
     }
 
     #[test]

@@ -41,8 +41,13 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Metadata, MetadataError> {
     let mut metadata = Metadata::new();
     let mut total = 0;
     for name in headers.keys() {
-        let Some(key) = name.as_str().strip_prefix(HEADER_PREFIX) else { continue };
-        let value = headers.get(name).map(|value| value.as_bytes()).unwrap_or_default();
+        let Some(key) = name.as_str().strip_prefix(HEADER_PREFIX) else {
+            continue;
+        };
+        let value = headers
+            .get(name)
+            .map(|value| value.as_bytes())
+            .unwrap_or_default();
         if key.is_empty() {
             return Err(MetadataError::KeyEmpty);
         }
@@ -55,7 +60,11 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Metadata, MetadataError> {
         total += XATTR_PREFIX.len() + key.len() + text.len();
         metadata.insert(key.into(), text.into());
     }
-    if total > TOTAL_BYTES_MAX { Err(MetadataError::TooLarge) } else { Ok(metadata) }
+    if total > TOTAL_BYTES_MAX {
+        Err(MetadataError::TooLarge)
+    } else {
+        Ok(metadata)
+    }
 }
 
 /// Replaces the metadata of an open file. Without any, a file system that has no attributes is fine.
@@ -73,14 +82,21 @@ pub fn replace(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
         Err(error) => return Err(error.into()),
     }
     for (key, value) in metadata {
-        rustix::fs::fsetxattr(&file, format!("{XATTR_PREFIX}{key}"), value.as_bytes(), XattrFlags::empty())?;
+        rustix::fs::fsetxattr(
+            &file,
+            format!("{XATTR_PREFIX}{key}"),
+            value.as_bytes(),
+            XattrFlags::empty(),
+        )?;
     }
     Ok(())
 }
 
 /// The metadata of a path (of a link's target); empty where it cannot be read.
 pub fn read(path: &Path) -> Metadata {
-    let Ok(c_path) = CString::new(path.as_os_str().as_bytes()) else { return Metadata::new() };
+    let Ok(c_path) = CString::new(path.as_os_str().as_bytes()) else {
+        return Metadata::new();
+    };
     let mut metadata = Metadata::new();
     for name in names_of(&name_list(&c_path)) {
         let mut value = vec![0u8; TOTAL_BYTES_MAX];
@@ -110,8 +126,12 @@ fn name_list(path: &std::ffi::CStr) -> Vec<u8> {
 
 /// Our names in a NUL-separated list, without the prefix.
 fn names_of(list: &[u8]) -> impl Iterator<Item = String> + '_ {
-    list.split(|byte| *byte == 0)
-        .filter_map(|name| std::str::from_utf8(name).ok()?.strip_prefix(XATTR_PREFIX).map(str::to_owned))
+    list.split(|byte| *byte == 0).filter_map(|name| {
+        std::str::from_utf8(name)
+            .ok()?
+            .strip_prefix(XATTR_PREFIX)
+            .map(str::to_owned)
+    })
 }
 
 #[cfg(test)]
@@ -130,8 +150,15 @@ mod tests {
 
     #[test]
     fn keys_are_lower_case_and_the_first_value_counts() {
-        let found = from_headers(&headers(&[("X-Metadata-Author", b"a"), ("x-metadata-author", b"b"), ("x", b"c")]));
-        assert_eq!(found.unwrap(), Metadata::from([("author".into(), "a".into())]));
+        let found = from_headers(&headers(&[
+            ("X-Metadata-Author", b"a"),
+            ("x-metadata-author", b"b"),
+            ("x", b"c"),
+        ]));
+        assert_eq!(
+            found.unwrap(),
+            Metadata::from([("author".into(), "a".into())])
+        );
     }
 
     #[test]
@@ -139,8 +166,14 @@ mod tests {
         let long_key = format!("x-metadata-{}", "k".repeat(247));
         let long = vec![b'v'; 4096];
         let error = |entries: &[(&str, &[u8])]| from_headers(&headers(entries)).unwrap_err();
-        assert!(matches!(error(&[(&long_key, b"v")]), MetadataError::KeyLong { .. }));
-        assert!(matches!(error(&[("x-metadata-a", b"\xc3\xbc")]), MetadataError::ValueText { .. }));
+        assert!(matches!(
+            error(&[(&long_key, b"v")]),
+            MetadataError::KeyLong { .. }
+        ));
+        assert!(matches!(
+            error(&[("x-metadata-a", b"\xc3\xbc")]),
+            MetadataError::ValueText { .. }
+        ));
         assert_eq!(error(&[("x-metadata-", b"v")]), MetadataError::KeyEmpty);
         assert_eq!(error(&[("x-metadata-a", &long)]), MetadataError::TooLarge);
     }

@@ -6,7 +6,9 @@
 
 pub mod download;
 pub mod entry;
+mod filename;
 pub mod metadata;
+mod negotiate;
 pub mod path;
 pub mod query;
 pub mod rpc;

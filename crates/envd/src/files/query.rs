@@ -18,10 +18,13 @@ pub struct FileQuery {
 impl FileQuery {
     pub fn parse(parts: &Parts) -> Self {
         let mut query = FileQuery::default();
-        for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
+        for (key, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes())
+        {
             match key.as_ref() {
                 "path" => query.path = Some(value.into_owned()),
-                "username" => query.username = Some(value.into_owned()).filter(|name| !name.is_empty()),
+                "username" => {
+                    query.username = Some(value.into_owned()).filter(|name| !name.is_empty())
+                }
                 "signature" => query.signature = Some(value.into_owned()),
                 // What is no number was never signed, so it must not pass as "no expiration".
                 "signature_expiration" => query.expiration = Some(value.parse().unwrap_or(0)),
@@ -46,6 +49,11 @@ impl FileQuery {
             expiration: self.expiration,
         };
         let now_s = jiff::Timestamp::now().as_second();
-        auth::check_file(headers, daemon.settings.borrow().token.as_deref(), &file, now_s)
+        auth::check_file(
+            headers,
+            daemon.settings.borrow().token.as_deref(),
+            &file,
+            now_s,
+        )
     }
 }

@@ -17,8 +17,10 @@ use crate::process::stream::ProcessStream;
 /// A request body that sends nothing for this long is given up.
 const IDLE_MAX: Duration = Duration::from_secs(120);
 
-/// How long to look for the end of a body whose content is already complete.
-const END_MAX: Duration = Duration::from_millis(20);
+/// What a request sends after its answer is decided is read and thrown away up to this size. Most clients
+/// look at the answer only when they have sent everything, and would see a reset instead of the reason.
+const UNWANTED_BYTES_MAX: usize = 2 << 30;
+const UNWANTED_IDLE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
@@ -45,7 +47,8 @@ impl From<BodyError> for RpcError {
 
 /// Reads a request body piece by piece, decoding gzip where asked.
 pub struct Reader {
-    body: Incoming,
+    /// Taken only when the reader is dropped.
+    body: Option<Incoming>,
     gzip: Option<MultiGzDecoder<Vec<u8>>>,
     idle: Option<Duration>,
     finished: bool,
@@ -53,22 +56,36 @@ pub struct Reader {
 
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Reader(gzip: {}, finished: {})", self.gzip.is_some(), self.finished)
+        write!(
+            f,
+            "Reader(gzip: {}, finished: {})",
+            self.gzip.is_some(),
+            self.finished
+        )
     }
 }
 
 impl Reader {
     pub fn new(body: Incoming) -> Self {
-        Reader { body, gzip: None, idle: Some(IDLE_MAX), finished: false }
+        Reader {
+            body: Some(body),
+            gzip: None,
+            idle: Some(IDLE_MAX),
+            finished: false,
+        }
     }
 
     pub fn gzip(body: Incoming) -> Self {
-        Reader { gzip: Some(MultiGzDecoder::new(Vec::new())), ..Reader::new(body) }
+        let mut reader = Reader::new(body);
+        reader.gzip = Some(MultiGzDecoder::new(Vec::new()));
+        reader
     }
 
     /// For an input stream, which may rest as long as its user does.
     pub fn without_idle_limit(body: Incoming) -> Self {
-        Reader { idle: None, ..Reader::new(body) }
+        let mut reader = Reader::new(body);
+        reader.idle = None;
+        reader
     }
 
     /// The next bytes, `None` at the end.
@@ -76,7 +93,9 @@ impl Reader {
         let idle = self.idle;
         let piece = std::future::poll_fn(|cx| self.poll_piece(cx));
         let piece = match idle {
-            Some(idle) => tokio::time::timeout(idle, piece).await.map_err(|_| BodyError::Idle)?,
+            Some(idle) => tokio::time::timeout(idle, piece)
+                .await
+                .map_err(|_| BodyError::Idle)?,
             None => piece.await,
         };
         piece.transpose()
@@ -89,7 +108,7 @@ impl Reader {
             if all.len() + piece.len() > limit {
                 return Err(BodyError::TooLong { limit });
             }
-            if all.is_empty() && self.body.is_end_stream() && self.gzip.is_none() {
+            if all.is_empty() && self.gzip.is_none() && self.is_complete() {
                 return Ok(piece);
             }
             all.extend_from_slice(&piece);
@@ -97,12 +116,8 @@ impl Reader {
         Ok(all.freeze())
     }
 
-    /// Reads the end of a complete body if it is there already (the last chunk of a chunked body).
-    pub async fn skip_ready_end(&mut self) {
-        if !self.body.is_end_stream() {
-            // An early or late end changes nothing; the connection is then closed after the answer.
-            let _ = tokio::time::timeout(END_MAX, self.next()).await;
-        }
+    fn is_complete(&self) -> bool {
+        self.finished || self.body.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
@@ -110,7 +125,10 @@ impl Reader {
             if self.finished {
                 return Poll::Ready(None);
             }
-            let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+            let Some(body) = &mut self.body else {
+                return Poll::Ready(None);
+            };
+            let frame = match Pin::new(body).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(frame) => frame,
             };
@@ -138,16 +156,48 @@ impl Reader {
     }
 
     fn decode(&mut self, raw: Bytes) -> io::Result<Bytes> {
-        let Some(decoder) = &mut self.gzip else { return Ok(raw) };
+        let Some(decoder) = &mut self.gzip else {
+            return Ok(raw);
+        };
         io::Write::write_all(decoder, &raw)?;
         Ok(std::mem::take(decoder.get_mut()).into())
     }
 
     fn gzip_rest(&mut self) -> Result<Option<Bytes>, BodyError> {
-        let Some(decoder) = &mut self.gzip else { return Ok(None) };
+        let Some(decoder) = &mut self.gzip else {
+            return Ok(None);
+        };
         decoder.try_finish().map_err(BodyError::Gzip)?;
         let rest = std::mem::take(decoder.get_mut());
         Ok((!rest.is_empty()).then(|| rest.into()))
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.is_complete() {
+            return;
+        }
+        if let (Some(body), Ok(runtime)) = (self.body.take(), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(discard(body));
+        }
+    }
+}
+
+/// Reads the rest of a body, beside the answer that is already on its way.
+async fn discard(mut body: Incoming) {
+    let mut left = UNWANTED_BYTES_MAX;
+    loop {
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
+        let Ok(Some(Ok(frame))) = tokio::time::timeout(UNWANTED_IDLE_MAX, frame).await else {
+            return;
+        };
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        let Some(rest) = left.checked_sub(length) else {
+            return;
+        };
+        left = rest;
     }
 }
 

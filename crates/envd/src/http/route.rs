@@ -15,7 +15,11 @@ const UNAUTHORIZED: &str =
     "unauthorized access, please provide a valid access token or method signing if supported";
 
 /// Answers one request. Never fails: every error is an answer.
-pub async fn handle(daemon: Rc<Daemon>, connection: u64, request: Request<Incoming>) -> Response<Reply> {
+pub async fn handle(
+    daemon: Rc<Daemon>,
+    connection: u64,
+    request: Request<Incoming>,
+) -> Response<Reply> {
     let (parts, body) = request.into_parts();
     if parts.method == Method::OPTIONS {
         return preflight(parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS)).with_cors();
@@ -43,7 +47,10 @@ pub async fn handle(daemon: Rc<Daemon>, connection: u64, request: Request<Incomi
 
 fn health() -> Answer {
     let mut answer = Answer::no_content();
-    answer.0.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+        .0
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
 }
 

@@ -7,14 +7,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::pipe::PipeFlags;
-use rustix::pty::OpenptFlags;
-use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -24,6 +20,7 @@ use super::registry::RUNNING_MAX;
 use super::ring::{Kind, Ring};
 use super::spawn::{self, Candidate, Plan, Started, Stdio, Step};
 use super::stdin::{Channel, Input};
+use super::stdio::{open_pipes, open_terminal};
 use super::stream::Readers;
 use super::{Config, Process, Shared, SpawnError};
 use crate::daemon::Daemon;
@@ -72,21 +69,39 @@ pub async fn launch(daemon: Rc<Daemon>, order: Order) -> Result<Shared, SpawnErr
     }
     let starting = daemon.processes.starting();
     let defaults = daemon.settings.borrow().defaults.clone();
-    let (config, user, terminal, stdin) = (order.config.clone(), order.user.clone(), order.terminal, order.stdin);
-    let launched = tokio::task::spawn_blocking(move || start(&config, user.as_deref(), &defaults, terminal, stdin))
-        .await
-        .map_err(|error| SpawnError::Clone(io::Error::other(error)))??;
+    let (config, user, terminal, stdin) = (
+        order.config.clone(),
+        order.user.clone(),
+        order.terminal,
+        order.stdin,
+    );
+    let launched = tokio::task::spawn_blocking(move || {
+        start(&config, user.as_deref(), &defaults, terminal, stdin)
+    })
+    .await
+    .map_err(|error| SpawnError::Clone(io::Error::other(error)))??;
     let process = adopt(&daemon, order, launched)?;
     drop(starting);
     Ok(process)
 }
 
 fn adopt(daemon: &Rc<Daemon>, order: Order, launched: Launched) -> Result<Shared, SpawnError> {
-    let channel = if order.terminal.is_some() { Channel::Pty } else { Channel::Stdin };
-    let input = launched.input.map(watched).transpose().map_err(SpawnError::Pipe)?;
+    let channel = if order.terminal.is_some() {
+        Channel::Pty
+    } else {
+        Channel::Stdin
+    };
+    let input = launched
+        .input
+        .map(watched)
+        .transpose()
+        .map_err(SpawnError::Pipe)?;
     let mut sources = Vec::with_capacity(2);
     for (kind, fd) in launched.outputs {
-        sources.push(Source { kind, fd: watched(fd).map_err(SpawnError::Pipe)? });
+        sources.push(Source {
+            kind,
+            fd: watched(fd).map_err(SpawnError::Pipe)?,
+        });
     }
     let process = Rc::new(Process {
         pid: launched.started.pid,
@@ -130,7 +145,9 @@ fn start(
         return Err(SpawnError::NoCommand);
     }
     let users = Users::load();
-    let user = defaults.user(&users, user).map_err(|name| SpawnError::UserUnknown { name })?;
+    let user = defaults
+        .user(&users, user)
+        .map_err(|name| SpawnError::UserUnknown { name })?;
     let cwd = working_directory(config.cwd.as_deref(), defaults, &user)?;
     let env = environment(config, defaults, &user, terminal.is_some());
     let path = env.get("PATH").map_or("", String::as_str);
@@ -141,7 +158,11 @@ fn start(
     };
     let plan = Plan {
         candidates,
-        args: config.args.iter().map(|arg| c_string("an argument", arg)).collect::<Result<_, _>>()?,
+        args: config
+            .args
+            .iter()
+            .map(|arg| c_string("an argument", arg))
+            .collect::<Result<_, _>>()?,
         env: env
             .iter()
             .map(|(key, value)| c_string("an environment variable", &format!("{key}={value}")))
@@ -153,32 +174,56 @@ fn start(
         stdio,
     };
     let mut started = spawn::spawn(plan)?;
-    let exec_error = started.failure.take().map(|(step, error)| explain(config, &user, &cwd, step, &error));
+    let exec_error = started
+        .failure
+        .take()
+        .map(|(step, error)| explain(config, &user, &cwd, step, &error));
     if let Some((_, text)) = &exec_error {
         write_reason(&started.stdio, text);
     }
-    Ok(Launched { started, input, outputs, exec_error })
+    Ok(Launched {
+        started,
+        input,
+        outputs,
+        exec_error,
+    })
 }
 
 /// Exit code and text for a program that did not start, as a shell would put it.
-fn explain(config: &Config, user: &User, cwd: &Path, step: Step, error: &io::Error) -> (i32, String) {
+fn explain(
+    config: &Config,
+    user: &User,
+    cwd: &Path,
+    step: Step,
+    error: &io::Error,
+) -> (i32, String) {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let cmd = &config.cmd;
     let error_text = error.to_string();
     // The number that std appends means nothing to the reader of a shell-like message.
     let error = error_text.split(" (os error").next().unwrap_or_default();
     match step {
-        Step::Exec if is_missing => {
-            (EXIT_NOT_FOUND, format!("{cmd}: command not found"))
-        }
-        Step::Exec => (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot execute: {error}")),
-        Step::Directory => {
-            (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot enter '{}' as {}: {error}", cwd.display(), user.name))
-        }
-        Step::User => (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot become user {}: {error}", user.name)),
-        Step::Terminal | Step::Descriptors => {
-            (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot set up its {step:?}: {error}"))
-        }
+        Step::Exec if is_missing => (EXIT_NOT_FOUND, format!("{cmd}: command not found")),
+        Step::Exec => (
+            EXIT_NOT_EXECUTABLE,
+            format!("{cmd}: cannot execute: {error}"),
+        ),
+        Step::Directory => (
+            EXIT_NOT_EXECUTABLE,
+            format!(
+                "{cmd}: cannot enter '{}' as {}: {error}",
+                cwd.display(),
+                user.name
+            ),
+        ),
+        Step::User => (
+            EXIT_NOT_EXECUTABLE,
+            format!("{cmd}: cannot become user {}: {error}", user.name),
+        ),
+        Step::Terminal | Step::Descriptors => (
+            EXIT_NOT_EXECUTABLE,
+            format!("{cmd}: cannot set up its {step:?}: {error}"),
+        ),
     }
 }
 
@@ -200,21 +245,38 @@ fn c_string(what: &'static str, text: &str) -> Result<CString, SpawnError> {
 
 /// The directory a process starts in. One that the client named must exist; a home that an image lacks is
 /// replaced by the root, since a minimal image has no directories at all.
-fn working_directory(cwd: Option<&str>, defaults: &Defaults, user: &User) -> Result<PathBuf, SpawnError> {
+fn working_directory(
+    cwd: Option<&str>,
+    defaults: &Defaults,
+    user: &User,
+) -> Result<PathBuf, SpawnError> {
     let Some(cwd) = cwd.filter(|cwd| !cwd.is_empty()) else {
         let path = defaults.base(user);
-        return Ok(if path.is_dir() { path } else { PathBuf::from("/") });
+        return Ok(if path.is_dir() {
+            path
+        } else {
+            PathBuf::from("/")
+        });
     };
     let path = crate::files::path::resolve(cwd, &defaults.base(user), &user.home);
     match std::fs::metadata(&path) {
         Ok(meta) if meta.is_dir() => Ok(path),
-        Ok(_) => Err(SpawnError::DirectoryNot { path: path.display().to_string() }),
-        Err(_) => Err(SpawnError::DirectoryMissing { path: path.display().to_string() }),
+        Ok(_) => Err(SpawnError::DirectoryNot {
+            path: path.display().to_string(),
+        }),
+        Err(_) => Err(SpawnError::DirectoryMissing {
+            path: path.display().to_string(),
+        }),
     }
 }
 
 /// Later entries win: what every process has, then the sandbox's variables, then the request's.
-fn environment(config: &Config, defaults: &Defaults, user: &User, terminal: bool) -> BTreeMap<String, String> {
+fn environment(
+    config: &Config,
+    defaults: &Defaults,
+    user: &User,
+    terminal: bool,
+) -> BTreeMap<String, String> {
     let mut env = BTreeMap::from([
         ("PATH".to_owned(), PATH_DEFAULT.to_owned()),
         ("HOME".to_owned(), user.home.display().to_string()),
@@ -227,17 +289,29 @@ fn environment(config: &Config, defaults: &Defaults, user: &User, terminal: bool
         env.insert("LANG".into(), "C.UTF-8".into());
         env.insert("TERM".into(), "xterm-256color".into());
     }
-    env.extend(defaults.env.iter().chain(&config.envs).map(|(key, value)| (key.clone(), value.clone())));
+    env.extend(
+        defaults
+            .env
+            .iter()
+            .chain(&config.envs)
+            .map(|(key, value)| (key.clone(), value.clone())),
+    );
     env
 }
 
 /// The files to try for a command, in order.
 fn candidates(cmd: &str, path: &str) -> Result<Vec<Candidate>, SpawnError> {
     let candidate = |file: &str, name: &str| {
-        Ok(Candidate { path: c_string("cmd", file)?, argv0: c_string("cmd", name)? })
+        Ok(Candidate {
+            path: c_string("cmd", file)?,
+            argv0: c_string("cmd", name)?,
+        })
     };
     if cmd == BASH {
-        return std::iter::once(&BASH).chain(&BASH_STAND_INS).map(|shell| candidate(shell, shell)).collect();
+        return std::iter::once(&BASH)
+            .chain(&BASH_STAND_INS)
+            .map(|shell| candidate(shell, shell))
+            .collect();
     }
     if cmd.contains('/') {
         return Ok(vec![candidate(cmd, cmd)?]);
@@ -248,65 +322,19 @@ fn candidates(cmd: &str, path: &str) -> Result<Vec<Candidate>, SpawnError> {
         .collect()
 }
 
-type Opened = (Stdio, Option<OwnedFd>, Vec<(Kind, OwnedFd)>);
-
-fn open_pipes(stdin: bool) -> Result<Opened, SpawnError> {
-    let (stdin, input) = if stdin {
-        let (read, write) = pipe()?;
-        set_nonblocking(&write).map_err(SpawnError::Pipe)?;
-        (read, Some(write))
-    } else {
-        (open_null()?, None)
-    };
-    let (out_read, stdout) = pipe()?;
-    let (err_read, stderr) = pipe()?;
-    set_nonblocking(&out_read).and_then(|()| set_nonblocking(&err_read)).map_err(SpawnError::Pipe)?;
-    let outputs = vec![(Kind::Stdout, out_read), (Kind::Stderr, err_read)];
-    Ok((Stdio::Pipes { stdin, stdout, stderr }, input, outputs))
-}
-
-/// /dev/null, or what behaves the same for a reader where the image's /dev could not be made.
-fn open_null() -> Result<OwnedFd, SpawnError> {
-    match rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(fd) => Ok(fd),
-        Err(_) => pipe().map(|(read, _closed)| read),
-    }
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
-    rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Pipe(error.into()))
-}
-
-fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
-    rustix::io::ioctl_fionbio(fd, true).map_err(io::Error::from)
-}
-
-fn open_terminal((cols, rows): (u16, u16), user: &User) -> Result<Opened, SpawnError> {
-    let open = || -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master = rustix::pty::openpt(flags)?;
-        rustix::pty::unlockpt(&master)?;
-        // By descriptor, not by name: the name means nothing where /dev/pts is elsewhere.
-        let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
-        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&slave, size)?;
-        // The user's programs open their terminal by name, so it must be theirs (a test daemon that is not
-        // root owns it already).
-        let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(user.uid)), None);
-        rustix::io::ioctl_fionbio(&master, true)?;
-        Ok((master, slave))
-    };
-    let (master, slave) = open().map_err(|error| SpawnError::Terminal(error.into()))?;
-    let input = master.try_clone().map_err(SpawnError::Terminal)?;
-    Ok((Stdio::Terminal(slave), Some(input), vec![(Kind::Pty, master)]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn user() -> User {
-        User { name: "user".into(), uid: 1, gid: 1, home: "/home/user".into(), shell: "/bin/sh".into(), groups: vec![] }
+        User {
+            name: "user".into(),
+            uid: 1,
+            gid: 1,
+            home: "/home/user".into(),
+            shell: "/bin/sh".into(),
+            groups: vec![],
+        }
     }
 
     #[test]
@@ -316,8 +344,23 @@ mod tests {
             ..Defaults::default()
         };
         let envs = BTreeMap::from([("A".into(), "request".into())]);
-        let env = environment(&Config { envs, ..Config::default() }, &defaults, &user(), true);
-        assert_eq!((env["A"].as_str(), env["HOME"].as_str(), env["USER"].as_str()), ("request", "/x", "user"));
+        let env = environment(
+            &Config {
+                envs,
+                ..Config::default()
+            },
+            &defaults,
+            &user(),
+            true,
+        );
+        assert_eq!(
+            (
+                env["A"].as_str(),
+                env["HOME"].as_str(),
+                env["USER"].as_str()
+            ),
+            ("request", "/x", "user")
+        );
         assert_eq!(env["LANG"], "C.UTF-8");
     }
 
@@ -325,7 +368,10 @@ mod tests {
     fn a_plain_name_is_looked_for_in_path_and_a_path_is_not() {
         let files = |cmd, path| -> Vec<String> {
             let found = candidates(cmd, path).unwrap();
-            found.into_iter().map(|c| c.path.into_string().unwrap()).collect()
+            found
+                .into_iter()
+                .map(|c| c.path.into_string().unwrap())
+                .collect()
         };
         assert_eq!(files("ls", "/a:/b/:"), ["/a/ls", "/b/ls", "./ls"]);
         assert_eq!(files("./ls", "/a"), ["./ls"]);
@@ -335,8 +381,14 @@ mod tests {
     #[test]
     fn a_missing_directory_of_the_client_is_an_error_and_a_missing_home_is_not() {
         let defaults = Defaults::default();
-        let lost = User { home: "/no/such/home".into(), ..user() };
-        assert_eq!(working_directory(None, &defaults, &lost).unwrap(), PathBuf::from("/"));
+        let lost = User {
+            home: "/no/such/home".into(),
+            ..user()
+        };
+        assert_eq!(
+            working_directory(None, &defaults, &lost).unwrap(),
+            PathBuf::from("/")
+        );
         let error = working_directory(Some("/no/such"), &defaults, &lost).unwrap_err();
         assert_eq!(error.to_string(), "cwd '/no/such' does not exist");
     }

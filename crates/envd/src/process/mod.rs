@@ -17,6 +17,7 @@ pub mod ring;
 pub mod rpc;
 pub mod spawn;
 pub mod stdin;
+mod stdio;
 pub mod stream;
 
 use std::cell::{Cell, RefCell};
@@ -128,8 +129,12 @@ impl Process {
 
     /// Sends a signal to the process group. `false` when the process has already ended.
     pub fn signal(&self, signal: rustix::process::Signal) -> bool {
-        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
-        let Some(pid) = pid.filter(|_| self.is_running()) else { return false };
+        let pid = i32::try_from(self.pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        let Some(pid) = pid.filter(|_| self.is_running()) else {
+            return false;
+        };
         if signal == rustix::process::Signal::KILL {
             self.killed_by_us.set(true);
         }
@@ -172,7 +177,10 @@ impl Process {
 /// A duration that a client gave in a header; nothing or a value <= 0 means none.
 pub fn positive_ms(text: Option<&str>) -> Option<Duration> {
     let value: i64 = text?.trim().parse().ok()?;
-    u64::try_from(value).ok().filter(|value| *value > 0).map(Duration::from_millis)
+    u64::try_from(value)
+        .ok()
+        .filter(|value| *value > 0)
+        .map(Duration::from_millis)
 }
 
 /// The shared handle that everything passes around.

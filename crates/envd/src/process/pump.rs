@@ -45,8 +45,12 @@ impl Source {
     /// Reads once into the shared buffer; `Ready(0)` is end of file. A terminal reports its end as EIO.
     fn poll_read(&self, cx: &mut std::task::Context<'_>, take: impl FnOnce(&[u8])) -> Poll<usize> {
         loop {
-            let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Poll::Pending };
-            let Ok(mut guard) = ready else { return Poll::Ready(0) };
+            let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else {
+                return Poll::Pending;
+            };
+            let Ok(mut guard) = ready else {
+                return Poll::Ready(0);
+            };
             let length = SCRATCH.with_borrow_mut(|scratch| {
                 guard.try_io(|fd| rustix::io::read(fd, scratch.as_mut()).map_err(io::Error::from))
             });
@@ -79,8 +83,15 @@ struct Pump {
 
 /// Runs until the process has ended and its output is complete, then tells the readers.
 pub async fn run(process: Shared, sources: Vec<Source>, deadline: Option<Instant>) {
-    let mut pump = Pump { process: process.clone(), sources, owed: 0, drain_until: None, timed_out: false };
-    let deadline_timer = tokio::time::sleep_until(deadline.unwrap_or_else(|| Instant::now() + NEVER));
+    let mut pump = Pump {
+        process: process.clone(),
+        sources,
+        owed: 0,
+        drain_until: None,
+        timed_out: false,
+    };
+    let deadline_timer =
+        tokio::time::sleep_until(deadline.unwrap_or_else(|| Instant::now() + NEVER));
     tokio::pin!(deadline_timer);
     let mut deadline_armed = deadline.is_some();
     while !pump.is_complete() {
@@ -102,7 +113,10 @@ pub async fn run(process: Shared, sources: Vec<Source>, deadline: Option<Instant
     let end = pump.end();
     process.input.abandon();
     process.finish(end);
-    pump.sources.into_iter().filter(|source| source.kind != Kind::Pty).for_each(linger);
+    pump.sources
+        .into_iter()
+        .filter(|source| source.kind != Kind::Pty)
+        .for_each(linger);
 }
 
 async fn sleep_until(instant: Option<Instant>) {
@@ -113,7 +127,9 @@ async fn sleep_until(instant: Option<Instant>) {
 
 impl Pump {
     fn is_complete(&self) -> bool {
-        let Some(until) = self.drain_until else { return false };
+        let Some(until) = self.drain_until else {
+            return false;
+        };
         self.sources.is_empty() || (self.owed == 0 && Instant::now() >= until)
     }
 
@@ -133,7 +149,9 @@ impl Pump {
         let sources = &self.sources;
         let (index, length) = poll_fn(|cx| {
             for (index, source) in sources.iter().enumerate() {
-                if let Poll::Ready(length) = source.poll_read(cx, |bytes| process.push(source.kind, bytes)) {
+                if let Poll::Ready(length) =
+                    source.poll_read(cx, |bytes| process.push(source.kind, bytes))
+                {
                     return Poll::Ready((index, length));
                 }
             }
@@ -152,7 +170,10 @@ impl Pump {
     fn end(&self) -> End {
         let status = self.process.exit.get().unwrap_or(0);
         if let Some((exit_code, text)) = &self.process.exec_error {
-            return End { error: Some(text.clone()), ..end_of(exit_code << 8, self.timed_out) };
+            return End {
+                error: Some(text.clone()),
+                ..end_of(exit_code << 8, self.timed_out)
+            };
         }
         let mut end = end_of(status, self.timed_out);
         if libc::WIFSIGNALED(status)
@@ -180,14 +201,30 @@ fn linger(source: Source) {
 
 fn end_of(status: i32, timed_out: bool) -> End {
     if libc::WIFSIGNALED(status) {
-        let core = if libc::WCOREDUMP(status) { " (core dumped)" } else { "" };
+        let core = if libc::WCOREDUMP(status) {
+            " (core dumped)"
+        } else {
+            ""
+        };
         let text = format!("signal: {}{core}", signal_name(libc::WTERMSIG(status)));
-        return End { exit_code: -1, exited: false, error: Some(text.clone()), status: text, timed_out };
+        return End {
+            exit_code: -1,
+            exited: false,
+            error: Some(text.clone()),
+            status: text,
+            timed_out,
+        };
     }
     let exit_code = libc::WEXITSTATUS(status);
     let status = format!("exit status {exit_code}");
     let error = (exit_code != 0).then(|| status.clone());
-    End { exit_code, exited: true, status, error, timed_out }
+    End {
+        exit_code,
+        exited: true,
+        status,
+        error,
+        timed_out,
+    }
 }
 
 /// Names as the clients know them from the original daemon (Go's names).
@@ -223,7 +260,10 @@ mod tests {
     #[test]
     fn an_exit_code_is_told_as_go_prints_it() {
         let end = end_of(3 << 8, false);
-        assert_eq!((end.exit_code, end.exited, end.status.as_str()), (3, true, "exit status 3"));
+        assert_eq!(
+            (end.exit_code, end.exited, end.status.as_str()),
+            (3, true, "exit status 3")
+        );
         assert_eq!(end.error.as_deref(), Some("exit status 3"));
         assert_eq!(end_of(0, false).error, None);
     }
@@ -231,7 +271,13 @@ mod tests {
     #[test]
     fn a_signal_is_told_as_go_prints_it() {
         let end = end_of(libc::SIGKILL, false);
-        assert_eq!((end.exit_code, end.exited, end.status.as_str()), (-1, false, "signal: killed"));
-        assert_eq!(end_of(libc::SIGSEGV | 0x80, false).status, "signal: segmentation fault (core dumped)");
+        assert_eq!(
+            (end.exit_code, end.exited, end.status.as_str()),
+            (-1, false, "signal: killed")
+        );
+        assert_eq!(
+            end_of(libc::SIGSEGV | 0x80, false).status,
+            "signal: segmentation fault (core dumped)"
+        );
     }
 }

@@ -40,6 +40,9 @@ fn collect(registry: &Registry) {
 /// here sent, so the answer names the likely cause and no more.
 pub fn oom_kills_have_risen() -> bool {
     let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0);
+    let count = text
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+        .unwrap_or(0);
     OOM_KILLS_SEEN.replace(count) < count
 }

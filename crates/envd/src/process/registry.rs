@@ -61,7 +61,9 @@ impl Registry {
     }
 
     pub fn add(&self, process: &Shared) {
-        self.live.borrow_mut().insert(process.pid, Rc::clone(process));
+        self.live
+            .borrow_mut()
+            .insert(process.pid, Rc::clone(process));
         if let Some(status) = self.unclaimed.borrow_mut().remove(&process.pid) {
             process.set_exit(status);
         }
@@ -69,7 +71,12 @@ impl Registry {
 
     /// A child has been reaped; orphans that nobody asked for are forgotten here.
     pub fn note_exit(&self, pid: u32, status: i32) {
-        let known = self.live.borrow().get(&pid).filter(|process| process.is_running()).cloned();
+        let known = self
+            .live
+            .borrow()
+            .get(&pid)
+            .filter(|process| process.is_running())
+            .cloned();
         match known {
             Some(process) => process.set_exit(status),
             None if self.starting.get() > 0 => {
@@ -83,7 +90,10 @@ impl Registry {
     pub fn retire(&self, process: &Shared) {
         let mut live = self.live.borrow_mut();
         // The pid may already belong to a newer process.
-        if live.get(&process.pid).is_some_and(|held| Rc::ptr_eq(held, process)) {
+        if live
+            .get(&process.pid)
+            .is_some_and(|held| Rc::ptr_eq(held, process))
+        {
             live.remove(&process.pid);
         }
         let mut ended = self.ended.borrow_mut();
@@ -116,14 +126,31 @@ impl Registry {
             Selector::Tag(tag) => process.tag.as_ref() == Some(tag),
         };
         // Between exit and end a process is still with its pump.
-        let draining = self.live.borrow().values().find(|process| matches(process)).cloned();
-        draining.or_else(|| ended.iter().rev().map(|(_, process)| process).find(|p| matches(p)).cloned())
+        let draining = self
+            .live
+            .borrow()
+            .values()
+            .find(|process| matches(process))
+            .cloned();
+        draining.or_else(|| {
+            ended
+                .iter()
+                .rev()
+                .map(|(_, process)| process)
+                .find(|p| matches(p))
+                .cloned()
+        })
     }
 
     /// The running processes, oldest first.
     pub fn running(&self) -> Vec<Shared> {
-        let mut all: Vec<Shared> =
-            self.live.borrow().values().filter(|process| process.is_running()).cloned().collect();
+        let mut all: Vec<Shared> = self
+            .live
+            .borrow()
+            .values()
+            .filter(|process| process.is_running())
+            .cloned()
+            .collect();
         all.sort_by_key(|process| process.serial);
         all
     }
@@ -131,11 +158,16 @@ impl Registry {
 
 fn forget_old(ended: &mut VecDeque<(Instant, Shared)>, now: Instant) {
     while ended.len() > ENDED_MAX
-        || ended.front().is_some_and(|(since, _)| now.duration_since(*since) > ENDED_AGE_MAX)
+        || ended
+            .front()
+            .is_some_and(|(since, _)| now.duration_since(*since) > ENDED_AGE_MAX)
     {
         ended.pop_front();
     }
-    let mut total: usize = ended.iter().map(|(_, process)| process.output_cost_bytes()).sum();
+    let mut total: usize = ended
+        .iter()
+        .map(|(_, process)| process.output_cost_bytes())
+        .sum();
     for (_, process) in ended.iter() {
         if total <= ENDED_OUTPUT_BYTES_MAX {
             break;
@@ -179,7 +211,10 @@ mod tests {
             registry.retire(&one);
             let ended = registry.ended.borrow();
             assert_eq!(ended.len(), (round + 1).min(ENDED_MAX));
-            let total: usize = ended.iter().map(|(_, process)| process.output_cost_bytes()).sum();
+            let total: usize = ended
+                .iter()
+                .map(|(_, process)| process.output_cost_bytes())
+                .sum();
             assert!(total <= ENDED_OUTPUT_BYTES_MAX);
             assert!(ended.back().unwrap().1.output_cost_bytes() > 0);
         }

@@ -91,7 +91,9 @@ impl SpawnError {
 
 impl From<SpawnError> for RpcError {
     fn from(error: SpawnError) -> Self {
-        let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        let source = std::error::Error::source(&error)
+            .map(|source| format!(": {source}"))
+            .unwrap_or_default();
         RpcError::new(error.code(), format!("{error}{source}"))
     }
 }
@@ -99,14 +101,22 @@ impl From<SpawnError> for RpcError {
 impl From<InputError> for RpcError {
     fn from(error: InputError) -> Self {
         match &error {
-            InputError::Absent(_) | InputError::Closed => RpcError::new(Code::FailedPrecondition, error.to_string()),
-            InputError::Write(source) => RpcError::new(Code::Internal, format!("{error}: {source}")),
+            InputError::Absent(_) | InputError::Closed => {
+                RpcError::new(Code::FailedPrecondition, error.to_string())
+            }
+            InputError::Write(source) => {
+                RpcError::new(Code::Internal, format!("{error}: {source}"))
+            }
         }
     }
 }
 
 /// `Start`: the stream of a new process.
-pub async fn start(daemon: &Rc<Daemon>, call: &Call, body: &[u8]) -> Result<ProcessStream, RpcError> {
+pub async fn start(
+    daemon: &Rc<Daemon>,
+    call: &Call,
+    body: &[u8],
+) -> Result<ProcessStream, RpcError> {
     let request: StartRequest = call.parse(body)?;
     let order = Order {
         config: request.process.unwrap_or_default(),
@@ -119,7 +129,11 @@ pub async fn start(daemon: &Rc<Daemon>, call: &Call, body: &[u8]) -> Result<Proc
     // A task of its own, so that a client that goes away leaves a registered process behind.
     let started = tokio::task::spawn_local(launch::launch(Rc::clone(daemon), order)).await;
     let process = started.map_err(|error| RpcError::new(Code::Internal, error.to_string()))??;
-    let options = Options { keepalive: call.keepalive, starter: true, ..Options::default() };
+    let options = Options {
+        keepalive: call.keepalive,
+        starter: true,
+        ..Options::default()
+    };
     Ok(ProcessStream::new(process, &options))
 }
 
@@ -127,8 +141,15 @@ pub async fn start(daemon: &Rc<Daemon>, call: &Call, body: &[u8]) -> Result<Proc
 pub fn connect(daemon: &Daemon, call: &Call, body: &[u8]) -> Result<ProcessStream, RpcError> {
     let request: ProcessRequest = call.parse(body)?;
     let selector = selector(request.process)?;
-    let process = daemon.processes.find_any(&selector).ok_or_else(|| not_found(&selector))?;
-    let options = Options { keepalive: call.keepalive, deadline: call.timeout, starter: false };
+    let process = daemon
+        .processes
+        .find_any(&selector)
+        .ok_or_else(|| not_found(&selector))?;
+    let options = Options {
+        keepalive: call.keepalive,
+        deadline: call.timeout,
+        starter: false,
+    };
     Ok(ProcessStream::new(process, &options))
 }
 
@@ -180,7 +201,10 @@ pub async fn send_signal(daemon: &Daemon, call: &Call, body: &[u8]) -> Result<()
     let request: ProcessRequest = call.parse(body)?;
     let signal = signal_of(&request.signal)?;
     let selector = selector(request.process)?;
-    let process = daemon.processes.find_running(&selector).ok_or_else(|| not_found(&selector))?;
+    let process = daemon
+        .processes
+        .find_running(&selector)
+        .ok_or_else(|| not_found(&selector))?;
     if !process.signal(signal) {
         return Err(not_found(&selector));
     }
@@ -198,7 +222,12 @@ pub struct InputStream {
 
 impl InputStream {
     /// One message: `start` chooses the process, `data` writes, `keepalive` does nothing.
-    pub async fn message(&mut self, daemon: &Daemon, call: &Call, body: &[u8]) -> Result<(), RpcError> {
+    pub async fn message(
+        &mut self,
+        daemon: &Daemon,
+        call: &Call,
+        body: &[u8],
+    ) -> Result<(), RpcError> {
         let request: StreamInputRequest = call.parse(body)?;
         if let Some(start) = request.start {
             self.process = Some(running(daemon, start.process)?);
@@ -228,20 +257,29 @@ fn terminal_size(pty: &Pty) -> (u16, u16) {
         value => u16::try_from(value).unwrap_or(u16::MAX),
     };
     let size = pty.size.as_ref();
-    (clamp(size.map_or(0, |size| size.cols), 80), clamp(size.map_or(0, |size| size.rows), 24))
+    (
+        clamp(size.map_or(0, |size| size.cols), 80),
+        clamp(size.map_or(0, |size| size.rows), 24),
+    )
 }
 
 fn selector(message: Option<SelectorMessage>) -> Result<Selector, RpcError> {
     match message.unwrap_or_default() {
         SelectorMessage { pid: Some(pid), .. } => Ok(Selector::Pid(pid)),
         SelectorMessage { tag: Some(tag), .. } => Ok(Selector::Tag(tag)),
-        _ => Err(RpcError::new(Code::InvalidArgument, "process needs a pid or a tag")),
+        _ => Err(RpcError::new(
+            Code::InvalidArgument,
+            "process needs a pid or a tag",
+        )),
     }
 }
 
 fn running(daemon: &Daemon, message: Option<SelectorMessage>) -> Result<Shared, RpcError> {
     let selector = selector(message)?;
-    daemon.processes.find_running(&selector).ok_or_else(|| not_found(&selector))
+    daemon
+        .processes
+        .find_running(&selector)
+        .ok_or_else(|| not_found(&selector))
 }
 
 fn not_found(selector: &Selector) -> RpcError {
@@ -257,6 +295,9 @@ fn signal_of(value: &serde_json::Value) -> Result<Signal, RpcError> {
     match (value.as_str(), value.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => Ok(Signal::KILL),
         (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => Ok(Signal::TERM),
-        _ => Err(RpcError::new(Code::InvalidArgument, format!("unknown signal {value}"))),
+        _ => Err(RpcError::new(
+            Code::InvalidArgument,
+            format!("unknown signal {value}"),
+        )),
     }
 }

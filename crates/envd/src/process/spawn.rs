@@ -25,7 +25,11 @@ const OOM_SCORE_ADJ: &CStr = c"100";
 #[derive(Debug)]
 pub enum Stdio {
     /// `stdin` is a pipe or /dev/null.
-    Pipes { stdin: OwnedFd, stdout: OwnedFd, stderr: OwnedFd },
+    Pipes {
+        stdin: OwnedFd,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
     /// One terminal, which becomes the controlling one.
     Terminal(OwnedFd),
 }
@@ -97,15 +101,34 @@ pub fn spawn(plan: Plan) -> Result<Started, SpawnError> {
     let mut envp: Vec<*const c_char> = plan.env.iter().map(|entry| entry.as_ptr()).collect();
     envp.push(std::ptr::null());
     let (fds, terminal) = match &plan.stdio {
-        Stdio::Pipes { stdin, stdout, stderr } => {
-            ([stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()], false)
-        }
+        Stdio::Pipes {
+            stdin,
+            stdout,
+            stderr,
+        } => (
+            [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()],
+            false,
+        ),
         Stdio::Terminal(slave) => ([slave.as_raw_fd(); 3], true),
     };
-    let mut child = Child { plan: &plan, argv, envp, fds, terminal, failure: None };
+    let mut child = Child {
+        plan: &plan,
+        argv,
+        envp,
+        fds,
+        terminal,
+        failure: None,
+    };
     let pid = clone_vfork(&mut child)?;
-    let failure = child.failure.take().map(|f| (f.step, io::Error::from_raw_os_error(f.errno)));
-    Ok(Started { pid, failure, stdio: plan.stdio })
+    let failure = child
+        .failure
+        .take()
+        .map(|f| (f.step, io::Error::from_raw_os_error(f.errno)));
+    Ok(Started {
+        pid,
+        failure,
+        stdio: plan.stdio,
+    })
 }
 
 fn clone_vfork(child: &mut Child<'_>) -> Result<u32, SpawnError> {
@@ -146,7 +169,8 @@ extern "C" fn child_main(argument: *mut c_void) -> c_int {
 
 fn last(step: Step) -> Failure {
     // SAFETY: the address of this thread's errno is always valid.
-    Failure { step, errno: unsafe { *libc::__errno_location() } }
+    let errno = unsafe { *libc::__errno_location() };
+    Failure { step, errno }
 }
 
 fn check(result: i64, step: Step) -> Result<(), Failure> {
@@ -161,14 +185,20 @@ unsafe fn prepare(child: &Child<'_>) -> Result<(), Failure> {
         // A session of its own: one process group to signal, and no controlling terminal of ours.
         libc::setsid();
         if child.terminal {
-            check(libc::ioctl(child.fds[0], libc::TIOCSCTTY, 0).into(), Step::Terminal)?;
+            check(
+                libc::ioctl(child.fds[0], libc::TIOCSCTTY, 0).into(),
+                Step::Terminal,
+            )?;
         }
         // The descriptors of this daemon are above 2 and close-on-exec, so nothing is overwritten here.
         for (target, fd) in child.fds.iter().enumerate() {
             check(libc::dup2(*fd, target as c_int).into(), Step::Descriptors)?;
         }
         let flags = libc::CLOSE_RANGE_CLOEXEC;
-        check(libc::syscall(libc::SYS_close_range, 3, c_int::MAX, flags), Step::Descriptors)?;
+        check(
+            libc::syscall(libc::SYS_close_range, 3, c_int::MAX, flags),
+            Step::Descriptors,
+        )?;
         write_oom_score();
         become_user(plan)?;
         check(libc::chdir(plan.cwd.as_ptr()).into(), Step::Directory)?;
@@ -186,9 +216,16 @@ unsafe fn prepare(child: &Child<'_>) -> Result<(), Failure> {
 unsafe fn write_oom_score() {
     // SAFETY: constant C strings; the descriptor is closed again.
     unsafe {
-        let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        let fd = libc::open(
+            c"/proc/self/oom_score_adj".as_ptr(),
+            libc::O_WRONLY | libc::O_CLOEXEC,
+        );
         if fd >= 0 {
-            libc::write(fd, OOM_SCORE_ADJ.as_ptr().cast(), OOM_SCORE_ADJ.count_bytes());
+            libc::write(
+                fd,
+                OOM_SCORE_ADJ.as_ptr().cast(),
+                OOM_SCORE_ADJ.count_bytes(),
+            );
             libc::close(fd);
         }
     }
@@ -203,26 +240,49 @@ unsafe fn become_user(plan: &Plan) -> Result<(), Failure> {
             return Ok(());
         }
         let groups = &plan.groups;
-        check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()), Step::User)?;
-        check(libc::syscall(libc::SYS_setresgid, plan.gid, plan.gid, plan.gid), Step::User)?;
-        check(libc::syscall(libc::SYS_setresuid, plan.uid, plan.uid, plan.uid), Step::User)
+        check(
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),
+            Step::User,
+        )?;
+        check(
+            libc::syscall(libc::SYS_setresgid, plan.gid, plan.gid, plan.gid),
+            Step::User,
+        )?;
+        check(
+            libc::syscall(libc::SYS_setresuid, plan.uid, plan.uid, plan.uid),
+            Step::User,
+        )
     }
 }
 
 /// Tries the candidates in order. A file that exists but may not be run beats "not found", as in execvp.
 unsafe fn exec_first(child: &mut Child<'_>) -> Failure {
-    let mut failure = Failure { step: Step::Exec, errno: libc::ENOENT };
+    let mut failure = Failure {
+        step: Step::Exec,
+        errno: libc::ENOENT,
+    };
     for candidate in &child.plan.candidates {
         if let Some(first) = child.argv.first_mut() {
             *first = candidate.argv0.as_ptr();
         }
         // SAFETY: null-terminated arrays of live C strings.
-        unsafe { libc::execve(candidate.path.as_ptr(), child.argv.as_ptr(), child.envp.as_ptr()) };
+        unsafe {
+            libc::execve(
+                candidate.path.as_ptr(),
+                child.argv.as_ptr(),
+                child.envp.as_ptr(),
+            )
+        };
         let errno = last(Step::Exec).errno;
         match errno {
             libc::ENOENT | libc::ENOTDIR => {}
             libc::EACCES => failure.errno = errno,
-            _ => return Failure { step: Step::Exec, errno },
+            _ => {
+                return Failure {
+                    step: Step::Exec,
+                    errno,
+                };
+            }
         }
     }
     failure

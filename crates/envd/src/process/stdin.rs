@@ -67,7 +67,9 @@ impl Input {
             let mut guard = ready.map_err(InputError::Write)?;
             match guard.try_io(|fd| rustix::io::write(fd, bytes).map_err(io::Error::from)) {
                 Ok(Ok(written)) => bytes = bytes.get(written..).unwrap_or_default(),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => return Err(InputError::Closed),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    return Err(InputError::Closed);
+                }
                 Ok(Err(error)) => return Err(InputError::Write(error)),
                 Err(_would_block) => {}
             }
@@ -96,8 +98,14 @@ impl Input {
     /// Changes the size of the terminal.
     pub fn resize(&self, cols: u16, rows: u16) -> Result<(), InputError> {
         let fd = self.open_fd(Channel::Pty)?;
-        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(fd.get_ref(), size).map_err(|error| InputError::Write(error.into()))
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: cols,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        rustix::termios::tcsetwinsize(fd.get_ref(), size)
+            .map_err(|error| InputError::Write(error.into()))
     }
 
     fn open_fd(&self, channel: Channel) -> Result<Rc<AsyncFd<OwnedFd>>, InputError> {

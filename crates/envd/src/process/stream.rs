@@ -54,7 +54,12 @@ struct Slot {
 impl Readers {
     fn attach(&mut self, cursor: u64) -> u64 {
         self.next_id += 1;
-        self.slots.push(Slot { id: self.next_id, cursor, waker: None, waited_since: None });
+        self.slots.push(Slot {
+            id: self.next_id,
+            cursor,
+            waker: None,
+            waited_since: None,
+        });
         self.next_id
     }
 
@@ -76,7 +81,10 @@ impl Readers {
     /// When to look again, if a reader still needs bytes before `safe`; `None` if nobody has to be waited for.
     pub fn blocked_until(&mut self, safe: u64, now: Instant) -> Option<Instant> {
         let behind = self.slots.iter_mut().filter(|slot| slot.cursor < safe);
-        behind.map(|slot| *slot.waited_since.get_or_insert(now) + STALL_MAX).filter(|until| *until > now).min()
+        behind
+            .map(|slot| *slot.waited_since.get_or_insert(now) + STALL_MAX)
+            .filter(|until| *until > now)
+            .min()
     }
 }
 
@@ -110,7 +118,11 @@ pub struct ProcessStream {
 
 impl std::fmt::Debug for ProcessStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ProcessStream(pid {}, cursor {})", self.process.pid, self.cursor)
+        write!(
+            f,
+            "ProcessStream(pid {}, cursor {})",
+            self.process.pid, self.cursor
+        )
     }
 }
 
@@ -126,7 +138,9 @@ impl ProcessStream {
             starter: options.starter,
             keepalive: options.keepalive.unwrap_or(KEEPALIVE_DEFAULT),
             keepalive_timer: None,
-            deadline_timer: options.deadline.map(|after| Box::pin(tokio::time::sleep(after))),
+            deadline_timer: options
+                .deadline
+                .map(|after| Box::pin(tokio::time::sleep(after))),
             process,
         }
     }
@@ -134,7 +148,10 @@ impl ProcessStream {
     /// Moves what is available into `out`.
     fn collect(&mut self, out: &mut BytesMut) {
         if matches!(self.phase, Phase::Begin) {
-            let event = format!("{{\"event\":{{\"start\":{{\"pid\":{}}}}}}}", self.process.pid);
+            let event = format!(
+                "{{\"event\":{{\"start\":{{\"pid\":{}}}}}}}",
+                self.process.pid
+            );
             connect::put_message(out, event.as_bytes());
             self.phase = Phase::Live;
         }
@@ -153,7 +170,9 @@ impl ProcessStream {
                 },
                 Read::Dropped { oldest } => {
                     let lost = oldest - self.cursor;
-                    let text = format!("this stream was read too slowly: {lost} bytes of output were dropped");
+                    let text = format!(
+                        "this stream was read too slowly: {lost} bytes of output were dropped"
+                    );
                     RpcError::new(Code::Aborted, text).put_end(out);
                     self.phase = Phase::Done;
                 }
@@ -175,12 +194,18 @@ impl ProcessStream {
         if let Some(timer) = &mut self.deadline_timer
             && timer.as_mut().poll(cx).is_ready()
         {
-            RpcError::new(Code::DeadlineExceeded, "the deadline of this stream has passed").put_end(out);
+            RpcError::new(
+                Code::DeadlineExceeded,
+                "the deadline of this stream has passed",
+            )
+            .put_end(out);
             self.phase = Phase::Done;
             return;
         }
         let interval = self.keepalive;
-        let timer = self.keepalive_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(interval)));
+        let timer = self
+            .keepalive_timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(interval)));
         while timer.as_mut().poll(cx).is_ready() {
             if out.is_empty() {
                 connect::put_message(out, b"{\"event\":{\"keepalive\":{}}}");
@@ -245,7 +270,11 @@ fn put_data(out: &mut BytesMut, kind: Kind, data: &[u8]) {
 
 fn put_end(out: &mut BytesMut, end: &super::End, starter: bool) {
     if end.timed_out && starter {
-        RpcError::new(Code::DeadlineExceeded, "the command ran into its timeout and was killed").put_end(out);
+        RpcError::new(
+            Code::DeadlineExceeded,
+            "the command ran into its timeout and was killed",
+        )
+        .put_end(out);
         return;
     }
     let mut event = serde_json::json!({
@@ -254,7 +283,12 @@ fn put_end(out: &mut BytesMut, end: &super::End, starter: bool) {
     if let (Some(error), Some(fields)) = (&end.error, event.as_object_mut()) {
         fields.insert("error".into(), error.as_str().into());
     }
-    connect::put_message(out, serde_json::json!({"event": {"end": event}}).to_string().as_bytes());
+    connect::put_message(
+        out,
+        serde_json::json!({"event": {"end": event}})
+            .to_string()
+            .as_bytes(),
+    );
     connect::put_end_ok(out);
 }
 
@@ -299,7 +333,10 @@ mod tests {
         let mut out = BytesMut::new();
         stream.collect(&mut out);
         let text = String::from_utf8_lossy(&out).into_owned();
-        assert!(text.contains("\"code\":\"aborted\"") && text.contains("bytes of output were dropped"), "{text}");
+        assert!(
+            text.contains("\"code\":\"aborted\"") && text.contains("bytes of output were dropped"),
+            "{text}"
+        );
         assert!(matches!(stream.phase, Phase::Done));
     }
 }

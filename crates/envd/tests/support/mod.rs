@@ -42,7 +42,10 @@ impl Answer {
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 }
 
@@ -56,7 +59,9 @@ impl Envd {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let port = line.split_whitespace().nth(4).unwrap().parse().unwrap();
         let envd = Envd { child, port };
         envd.init(&json!({ "defaultUser": rustix::process::getuid().as_raw().to_string(), "defaultWorkdir": "/" }));
@@ -65,7 +70,12 @@ impl Envd {
 
     pub fn init(&self, message: &Value) {
         let answer = self.post("/init", &[], message.to_string().as_bytes());
-        assert_eq!(answer.status, 204, "{}", String::from_utf8_lossy(&answer.body));
+        assert_eq!(
+            answer.status,
+            204,
+            "{}",
+            String::from_utf8_lossy(&answer.body)
+        );
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -75,15 +85,29 @@ impl Envd {
         stream
     }
 
-    pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
         let mut stream = self.connect();
         send_head(&mut stream, method, path, headers, Some(body.len()));
         // A refused body may be cut off; the answer says why.
         let _ = stream.write_all(body);
         let mut reader = BufReader::new(stream);
         let (status, headers) = read_head(&mut reader);
-        let body = if status == 204 { Vec::new() } else { read_body(&mut reader, &headers) };
-        Answer { status, headers, body }
+        let body = if status == 204 {
+            Vec::new()
+        } else {
+            read_body(&mut reader, &headers)
+        };
+        Answer {
+            status,
+            headers,
+            body,
+        }
     }
 
     pub fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
@@ -97,13 +121,22 @@ impl Envd {
     /// A unary call that is expected to work.
     pub fn call(&self, method: &str, message: &Value) -> Value {
         let answer = self.try_call(method, message);
-        assert_eq!(answer.status, 200, "{method}: {}", String::from_utf8_lossy(&answer.body));
+        assert_eq!(
+            answer.status,
+            200,
+            "{method}: {}",
+            String::from_utf8_lossy(&answer.body)
+        );
         answer.json()
     }
 
     pub fn try_call(&self, method: &str, message: &Value) -> Answer {
         let headers = [("content-type", "application/json")];
-        self.post(&format!("/{method}"), &headers, message.to_string().as_bytes())
+        self.post(
+            &format!("/{method}"),
+            &headers,
+            message.to_string().as_bytes(),
+        )
     }
 
     /// Code of a unary call that is expected to fail.
@@ -118,7 +151,13 @@ impl Envd {
         let mut all = vec![("content-type", "application/connect+json")];
         all.extend_from_slice(headers);
         let body = envelope(message);
-        send_head(&mut stream, "POST", &format!("/{method}"), &all, Some(body.len()));
+        send_head(
+            &mut stream,
+            "POST",
+            &format!("/{method}"),
+            &all,
+            Some(body.len()),
+        );
         stream.write_all(&body).unwrap();
         Events::open(stream)
     }
@@ -164,7 +203,9 @@ pub fn send_head(
 }
 
 pub fn send_chunk(stream: &mut TcpStream, bytes: &[u8]) {
-    stream.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).unwrap();
+    stream
+        .write_all(format!("{:x}\r\n", bytes.len()).as_bytes())
+        .unwrap();
     stream.write_all(bytes).unwrap();
     stream.write_all(b"\r\n").unwrap();
 }
@@ -172,12 +213,19 @@ pub fn send_chunk(stream: &mut TcpStream, bytes: &[u8]) {
 pub fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
-    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
+    let status = line
+        .split(' ')
+        .nth(1)
+        .unwrap_or_else(|| panic!("no status in {line:?}"))
+        .parse()
+        .unwrap();
     let mut headers = Vec::new();
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
-        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
         headers.push((name.to_ascii_lowercase(), value.to_owned()));
     }
     (status, headers)
@@ -185,7 +233,10 @@ pub fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
 
 fn read_body(reader: &mut impl BufRead, headers: &[(String, String)]) -> Vec<u8> {
     let mut body = Vec::new();
-    if headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked") {
+    if headers
+        .iter()
+        .any(|(name, value)| name == "transfer-encoding" && value == "chunked")
+    {
         while let Some(chunk) = read_chunk(reader) {
             body.extend(chunk);
         }
@@ -199,7 +250,8 @@ fn read_body(reader: &mut impl BufRead, headers: &[(String, String)]) -> Vec<u8>
 fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
-    let length = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("stream cut: {line:?}"));
+    let length =
+        usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("stream cut: {line:?}"));
     let mut chunk = vec![0; length + 2];
     reader.read_exact(&mut chunk).unwrap();
     chunk.truncate(length);
@@ -231,7 +283,11 @@ pub struct Finished {
 
 impl Finished {
     pub fn exit_code(&self) -> i64 {
-        self.end.as_ref().unwrap_or_else(|| panic!("no end: {self:?}"))["exitCode"].as_i64().unwrap()
+        self.end
+            .as_ref()
+            .unwrap_or_else(|| panic!("no end: {self:?}"))["exitCode"]
+            .as_i64()
+            .unwrap()
     }
 
     pub fn out(&self) -> String {
@@ -254,8 +310,16 @@ impl Events {
         assert_eq!(status, 200);
         assert!(headers.contains(&("content-type".into(), "application/connect+json".into())));
         let is_whole = headers.iter().any(|(name, _)| name == "content-length");
-        let buffer = if is_whole { read_body(&mut reader, &headers) } else { Vec::new() };
-        Events { reader, buffer, is_whole }
+        let buffer = if is_whole {
+            read_body(&mut reader, &headers)
+        } else {
+            Vec::new()
+        };
+        Events {
+            reader,
+            buffer,
+            is_whole,
+        }
     }
 
     /// Flag and payload of the next envelope.
@@ -270,14 +334,18 @@ impl Events {
                 }
             }
             assert!(!self.is_whole, "no end frame");
-            self.buffer.extend(read_chunk(&mut self.reader).expect("the stream ended without an end frame"));
+            self.buffer.extend(
+                read_chunk(&mut self.reader).expect("the stream ended without an end frame"),
+            );
         }
     }
 
     /// The pid of the start event, which comes first.
     pub fn pid(&mut self) -> u64 {
         let (_, message) = self.next_frame();
-        message["event"]["start"]["pid"].as_u64().unwrap_or_else(|| panic!("not a start event: {message}"))
+        message["event"]["start"]["pid"]
+            .as_u64()
+            .unwrap_or_else(|| panic!("not a start event: {message}"))
     }
 
     /// Reads until a piece of output arrives.
@@ -315,9 +383,11 @@ impl Events {
             if let Some(pid) = event["start"]["pid"].as_u64() {
                 all.pid = pid;
             }
-            for (kind, target) in
-                [("stdout", &mut all.stdout), ("stderr", &mut all.stderr), ("pty", &mut all.pty)]
-            {
+            for (kind, target) in [
+                ("stdout", &mut all.stdout),
+                ("stderr", &mut all.stderr),
+                ("pty", &mut all.pty),
+            ] {
                 if let Some(text) = event["data"][kind].as_str() {
                     let bytes = STANDARD.decode(text).unwrap();
                     assert!(bytes.len() <= 32 << 10);
