@@ -21,28 +21,50 @@ const STALL_MAX: Duration = Duration::from_millis(1000);
 
 const REGION: u64 = 8 * MIB;
 const WRITERS: u64 = 4;
+const WORKERS: usize = 5;
 const IMAGE: u64 = 32 * MIB;
 
 struct Load {
     stop: AtomicBool,
-    operations: AtomicU64,
+    /// By worker; the last one reads the memory image.
+    operations: [AtomicU64; WORKERS],
     longest_us: AtomicU64,
 }
 
 impl Load {
-    fn timed<T>(&self, operation: impl FnOnce() -> T) -> T {
+    /// Fails a load of which any part hangs: the daemons are killed for good, so that what waits ends with an error.
+    fn must_go_on(&self, daemons: &Daemons) {
+        let count = |worker: &AtomicU64| worker.load(Ordering::Relaxed);
+        let before: Vec<u64> = self.operations.iter().map(count).collect();
+        let end = Instant::now() + Duration::from_secs(10);
+        let all_moved = || {
+            self.operations
+                .iter()
+                .zip(&before)
+                .all(|(worker, before)| count(worker) > *before)
+        };
+        while !all_moved() {
+            if Instant::now() > end {
+                self.stop.store(true, Ordering::Relaxed);
+                daemons.destroy();
+                panic!("part of the load hangs after a kill");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn timed<T>(&self, worker: u64, operation: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let outcome = operation();
-        self.longest_us.fetch_max(
-            u64::try_from(begun.elapsed().as_micros()).unwrap(),
-            Ordering::Relaxed,
-        );
-        self.operations.fetch_add(1, Ordering::Relaxed);
+        let time = u64::try_from(begun.elapsed().as_micros()).unwrap();
+        self.longest_us.fetch_max(time, Ordering::Relaxed);
+        self.operations[usize::try_from(worker).unwrap()].fetch_add(1, Ordering::Relaxed);
         outcome
     }
 
     /// Random writes, discards, flushes and reads of a region that nobody else touches, against a model in memory.
-    fn disk(&self, file: &File, start: u64, seed: u64) {
+    fn disk(&self, file: &File, worker: u64) {
+        let (start, seed) = (worker * REGION, 100 + worker);
         let mut random = Random::new(seed);
         let mut model = vec![0u8; usize::try_from(REGION).unwrap()];
         let mut bytes = vec![0u8; 256 << 10];
@@ -55,18 +77,18 @@ impl Load {
             match random.below(8) {
                 0..=2 => {
                     random.fill(piece);
-                    self.timed(|| file.write_all_at(piece, start + offset))
+                    self.timed(worker, || file.write_all_at(piece, start + offset))
                         .unwrap();
                     model[range].copy_from_slice(piece);
                 }
                 3 => {
-                    self.timed(|| discard(file, start + offset, length))
+                    self.timed(worker, || discard(file, start + offset, length))
                         .unwrap();
                     model[range].fill(0);
                 }
-                4 => self.timed(|| file.sync_data()).unwrap(),
+                4 => self.timed(worker, || file.sync_data()).unwrap(),
                 _ => {
-                    self.timed(|| file.read_exact_at(piece, start + offset))
+                    self.timed(worker, || file.read_exact_at(piece, start + offset))
                         .unwrap();
                     assert!(
                         *piece == model[range.clone()],
@@ -81,13 +103,14 @@ impl Load {
     }
 
     /// Reads of the memory image that really reach blockd: the cache is dropped before each.
-    fn memory(&self, file: &File, content: &[u8], seed: u64) {
+    fn memory(&self, file: &File, content: &[u8]) {
+        let (worker, seed) = (WRITERS, 200);
         let mut random = Random::new(seed);
         let mut bytes = vec![0u8; 64 << 10];
         while !self.stop.load(Ordering::Relaxed) {
             let offset = 4096 * random.below((IMAGE - bytes.len() as u64) / 4096);
             let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-            self.timed(|| file.read_exact_at(&mut bytes, offset))
+            self.timed(worker, || file.read_exact_at(&mut bytes, offset))
                 .unwrap();
             let start = usize::try_from(offset).unwrap();
             assert!(
@@ -121,19 +144,20 @@ fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
     );
     let load = Load {
         stop: AtomicBool::new(false),
-        operations: AtomicU64::new(0),
+        operations: Default::default(),
         longest_us: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (load, disk) = (&load, &disk);
-            scope.spawn(move || load.disk(disk, writer * REGION, 100 + writer));
+            scope.spawn(move || load.disk(disk, writer));
         }
-        scope.spawn(|| load.memory(&image, &content, 200));
+        scope.spawn(|| load.memory(&image, &content));
         for _ in 0..KILLS {
             std::thread::sleep(PAUSE);
             let before = daemons.hello();
             kill(before.pid, libc::SIGKILL);
+            load.must_go_on(&daemons);
             std::thread::sleep(PAUSE);
             let between = daemons.hello();
             assert_ne!(between.pid, before.pid);
@@ -145,7 +169,11 @@ fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
         load.stop.store(true, Ordering::Relaxed);
     });
     let longest = Duration::from_micros(load.longest_us.load(Ordering::Relaxed));
-    let operations = load.operations.load(Ordering::Relaxed);
+    let operations: u64 = load
+        .operations
+        .iter()
+        .map(|worker| worker.load(Ordering::Relaxed))
+        .sum();
     eprintln!("{operations} verified operations, longest {longest:?}");
     assert!(operations > 1000);
     assert!(longest < STALL_MAX, "{longest:?}");

@@ -14,7 +14,7 @@ mod mounts;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -79,18 +79,16 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     let system = |step| move |source| KeeperError::System { step, source };
     let stop = crate::signals::termination().map_err(system("watch for signals"))?;
     stay_out_of_the_oom_killers_reach();
-    let folders = &arguments.folders;
-    for path in [&folders.run, &folders.state] {
-        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder {
-            path: path.clone(),
-            source,
-        })?;
-    }
     let adopted = arguments.adopted.take();
-    let wait = if adopted.is_some() {
-        LOCK_WAIT
-    } else {
-        Duration::ZERO
+    let folders = &arguments.folders;
+    let wait = match &adopted {
+        // The folders are there, unless everything was removed a moment ago: then they must not come back.
+        Some(_) => LOCK_WAIT,
+        None => {
+            make_folder(&folders.run)?;
+            make_folder(&folders.state)?;
+            Duration::ZERO
+        }
     };
     let lock = Lock::take(&folders.keeper_lock(), wait).map_err(KeeperError::InUse)?;
     let (memory, disks, blockd) = match adopted {
@@ -124,6 +122,13 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     Ok(())
 }
 
+fn make_folder(path: &Path) -> Result<(), KeeperError> {
+    std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Mounts both, and neither if the second fails.
 fn mount_afresh(folders: &Folders) -> Result<(OwnedFd, OwnedFd), KeeperError> {
     // A blockd that is alive has the descriptors and will have a keeper in a moment: its mounts are not stale. One that
@@ -131,10 +136,7 @@ fn mount_afresh(folders: &Folders) -> Result<(OwnedFd, OwnedFd), KeeperError> {
     drop(Lock::take(&folders.serve_lock(), SHORT_LIFE).map_err(KeeperError::InUse)?);
     for path in [&folders.memory_mount, &folders.disk_mount] {
         mounts::remove_stale(path)?;
-        std::fs::create_dir_all(path).map_err(|source| KeeperError::Folder {
-            path: path.clone(),
-            source,
-        })?;
+        make_folder(path)?;
     }
     let memory = mounts::mount("aenv-memory", &folders.memory_mount)?;
     match mounts::mount("aenv-disks", &folders.disk_mount) {

@@ -151,6 +151,20 @@ impl Daemons {
         }
     }
 
+    /// Kills both, which ends the connection: whoever waits on the mounts gets an error.
+    pub fn destroy(&self) {
+        for _ in 0..50 {
+            // Stopped first, so that neither starts the other while both are killed.
+            let pids = self.recorded();
+            pids.iter().for_each(|pid| kill(*pid, libc::SIGSTOP));
+            pids.iter().for_each(|pid| kill(*pid, libc::SIGKILL));
+            if pids.iter().all(|pid| !is_alive(*pid)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Pids from the process records, which name the present ones.
     fn recorded(&self) -> Vec<u32> {
         let read = |name: &str| -> Option<u32> {
@@ -174,18 +188,9 @@ impl Drop for Daemons {
         if std::thread::panicking() {
             eprintln!("log of the daemons:\n{}", self.log());
         }
-        // Stopped first, so that neither starts the other while both are killed.
-        for _ in 0..50 {
-            let pids = self.recorded();
-            pids.iter().for_each(|pid| kill(*pid, libc::SIGSTOP));
-            pids.iter().for_each(|pid| kill(*pid, libc::SIGKILL));
-            if let Some(keeper) = &mut self.keeper {
-                let _ = keeper.kill();
-            }
-            if pids.iter().all(|pid| !is_alive(*pid)) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        self.destroy();
+        if let Some(keeper) = &mut self.keeper {
+            let _ = keeper.kill();
         }
         self.reap();
         for mount in ["mnt/memory", "mnt/disks"] {
