@@ -145,7 +145,8 @@ class QemuDriver:
         """See `VmmDriver.adopt`. Raises `VmmTimeout` when the process lives and does not answer; it is not killed."""
         process = WatchedProcess(record.pid, record.start_time_ticks)
         try:
-            return await self._attach(process, record)
+            # A running QEMU answers at once: what it needs is a command's time, not a start's.
+            return await self._attach(process, record, self._deadlines.command_s)
         except BaseException:
             process.close()
             raise
@@ -175,20 +176,18 @@ class QemuDriver:
         process = await launch(self._launcher, runtime_dir, netns, command, self._deadlines.start_s)
         record = replace(record, pid=process.pid, start_time_ticks=process.start_time_ticks)
         try:
-            return await self._attach(process, record)
+            return await self._attach(process, record, self._deadlines.start_s)
         except BaseException as error:
             await self._end(process)
             if isinstance(error, VmmGone):
                 raise VmmError(f"QEMU ended while it started: {log_tail(runtime_dir) or 'it said nothing'}") from error
             raise
 
-    async def _attach(self, process: WatchedProcess, record: VmmRecord) -> QemuVmm:
+    async def _attach(self, process: WatchedProcess, record: VmmRecord, timeout_s: float) -> QemuVmm:
         """Connect QMP and console of a running process."""
         runtime_dir = Path(record.runtime_dir)
         vmm = QemuVmm(record, process, Console(runtime_dir / CONSOLE_SAVED), self._deadlines)
-        connecting = asyncio.ensure_future(
-            QmpClient.connect(runtime_dir / QMP_SOCKET, vmm.handle_event, self._deadlines.start_s)
-        )
+        connecting = asyncio.ensure_future(QmpClient.connect(runtime_dir / QMP_SOCKET, vmm.handle_event, timeout_s))
         exiting = asyncio.ensure_future(process.wait_exit())
         try:
             await asyncio.wait((connecting, exiting), return_when=asyncio.FIRST_COMPLETED)

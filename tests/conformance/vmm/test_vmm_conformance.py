@@ -171,6 +171,22 @@ async def test_a_stopped_machine_is_adopted_stopped(lab: Lab) -> None:
     assert not await adopted.is_running()
 
 
+async def test_a_machine_that_does_not_answer_is_not_adopted_and_not_killed(lab: Lab) -> None:
+    vmm = await lab.boot()
+    lab.make_deaf(vmm, True)
+    try:
+        record = await lab.forget(vmm)
+        began = time.monotonic()
+        with pytest.raises(VmmTimeout):
+            await lab.driver.adopt(record)
+        assert time.monotonic() - began < lab.deaf_limit_s
+        assert lab.processes() == 1
+    finally:
+        lab.make_deaf(vmm, False)
+    adopted = lab.keep(await lab.driver.adopt(record))
+    assert await adopted.is_running()
+
+
 async def test_what_no_longer_exists_cannot_be_adopted(lab: Lab) -> None:
     vmm = await lab.boot()
     record = vmm.record
