@@ -84,6 +84,7 @@ def start_node(state_dir: Path, port: int, log: IO[str], **settings: str) -> Run
             process.wait(STOP_S_MAX)
     if not line:
         process.wait()
+        process.stdout.close()
         raise NodeFailed(f"the node ended with {process.returncode} before it was ready")
     ready = json.loads(line)
     return RunningNode(
@@ -100,6 +101,8 @@ def stop_server(node: RunningNode) -> None:
         except subprocess.TimeoutExpired:
             node.process.kill()
             node.process.wait()
+    if node.process.stdout is not None:
+        node.process.stdout.close()
 
 
 def clean(state_dir: Path, log: IO[str]) -> None:

@@ -232,7 +232,11 @@ class Node:
         return self._view(self._owner(sandbox_id))
 
     def tombstone(self, sandbox_id: str) -> Tombstone | None:
-        return self._host.database.tombstone(sandbox_id)
+        owner = self._owners.get(sandbox_id)
+        if owner is not None and owner.phase not in _ENDING:
+            return None
+        # It is gone for everybody from the moment its end begins, which is before the tombstone is stored.
+        return self._host.database.tombstone(sandbox_id) or (owner.end_reason if owner is not None else None)
 
     def list_sandboxes(self) -> list[SandboxView]:
         return [self._view(owner) for owner in self._owners.values() if owner.phase not in _HIDDEN]
@@ -292,7 +296,7 @@ class Node:
         owner = self._owners.get(sandbox_id)
         if owner is not None and owner.phase not in _HIDDEN:
             return owner
-        tombstone = self._host.database.tombstone(sandbox_id)
+        tombstone = self.tombstone(sandbox_id)
         if tombstone is None:
             raise SandboxNotFound(f"sandbox {sandbox_id[:64]} does not exist")
         detail = f": {tombstone.detail}" if tombstone.detail else ""
@@ -306,7 +310,14 @@ class Node:
         template = manifest.template_id if manifest.kind is SnapshotKind.FORK else manifest.snapshot_id
         alias = self._alias(manifest)
         return self._add_owner(
-            replace(record, phase=phase, template_id=template, alias=alias, token_owner=manifest.token_owner)
+            replace(
+                record,
+                phase=phase,
+                template_id=template,
+                alias=alias,
+                token_owner=manifest.token_owner,
+                restoring=manifest.device_state,
+            )
         )
 
     def _launch_clone(self, manifest: SnapshotManifest) -> Owner:
@@ -408,7 +419,8 @@ class Node:
 
 
 # Phases in which a sandbox does not exist for anybody outside.
-_HIDDEN: Final = POOLED | {Phase.KILLING, Phase.GONE}
+_ENDING: Final = frozenset({Phase.KILLING, Phase.GONE})
+_HIDDEN: Final = POOLED | _ENDING
 _PAUSE_SAFETY: Final = {
     Phase.HELD_CAPTURING: "held",
     Phase.HELD_CAPTURED: "held",

@@ -52,7 +52,7 @@ async def place(owner: Owner, saved: SavedMachine | None) -> None:
     else:
         vmm = await host.driver.restore(spec, saved.device_state, saved.needs)
     owner.watch(vmm)
-    owner.update(vmm=vmm.record)
+    owner.update(vmm=vmm.record, restoring="")
     await vmm.cont()
     await greet(owner)
 

@@ -54,6 +54,8 @@ class SandboxRecord:
     # How many layers at the bottom of each stack came with the template: they are shared and never merged.
     shared_disk_layers: int = 0
     shared_memory_layers: int = 0
+    # The device state that a start still has to load; "" once it has.
+    restoring: str = ""
     vmm: VmmRecord | None = None
     slot: int | None = None
     # The host's boot in which the VMM was started; another one means that the machine went down.
@@ -69,6 +71,8 @@ class SandboxRecord:
     def layer_ids(self) -> set[str]:
         """Every layer and device state that must not be collected while this record exists."""
         ids = {*self.disk.layers, *self.memory.layers}
+        if self.restoring:
+            ids.add(self.restoring)
         if self.captured_memory is not None:
             ids.update(self.captured_memory.layers)
         if self.pending is not None:

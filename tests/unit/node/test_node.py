@@ -221,6 +221,17 @@ async def test_every_child_of_a_fork_is_a_sandbox_or_an_error(world: World, sand
             await world.node.fork(sandbox.sandbox_id, count, 60)
 
 
+async def test_a_collection_beside_the_start_of_children_takes_nothing_they_need(
+    world: World, sandbox: SandboxView
+) -> None:
+    gate = world.vmms.hold(Step.RESTORE)
+    forking = asyncio.create_task(world.node.fork(sandbox.sandbox_id, 2, 60))
+    await world.vmms.reached[Step.RESTORE].wait()
+    await world.node._collector.sweep()
+    gate.set()
+    assert all(isinstance(child, SandboxView) for child in (await forking).children)
+
+
 async def test_layers_of_children_survive_the_end_of_their_source(world: World, sandbox: SandboxView) -> None:
     result = await world.node.fork(sandbox.sandbox_id, 1, 60)
     [child] = result.children
