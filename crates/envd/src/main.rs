@@ -48,6 +48,7 @@ const USAGE: &str = "usage: aenv-envd --serve [--port N]   (or PID 1 of a microV
 fn main() -> ExitCode {
     bound_malloc();
     if std::process::id() == 1 {
+        let entered = uptime();
         if let Err(error) = boot::run() {
             let source = std::error::Error::source(&error)
                 .map(|source| format!(": {source}"))
@@ -55,10 +56,15 @@ fn main() -> ExitCode {
             boot::say(&format!("boot failed: {error}{source}"));
             boot::power::give_up();
         }
-        return finish(serve(Machine::Guest, Ipv4Addr::UNSPECIFIED, PORT_DEFAULT));
+        return finish(serve(
+            Machine::Guest,
+            Ipv4Addr::UNSPECIFIED,
+            PORT_DEFAULT,
+            entered,
+        ));
     }
     match parse_arguments() {
-        Some(port) => finish(serve(Machine::Host, Ipv4Addr::LOCALHOST, port)),
+        Some(port) => finish(serve(Machine::Host, Ipv4Addr::LOCALHOST, port, uptime())),
         None => {
             eprintln!("{USAGE}");
             ExitCode::from(2)
@@ -76,13 +82,10 @@ fn bound_malloc() {
     }
 }
 
-/// How long the kernel has been running, for the operator who reads the console of a microVM.
-fn uptime(machine: Machine) -> String {
+/// Since the kernel started; the console line for the operator tells how long the boot took.
+fn uptime() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    match machine {
-        Machine::Guest => format!("after {}.{:03} s", time.tv_sec, time.tv_nsec / 1_000_000),
-        Machine::Host => "for tests".into(),
-    }
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// The port of `--serve`, `None` when the arguments are wrong.
@@ -110,7 +113,7 @@ fn finish(result: std::io::Result<()>) -> ExitCode {
 }
 
 /// Serves until the end of the process; an error is one of the start.
-fn serve(machine: Machine, address: Ipv4Addr, port: u16) -> std::io::Result<()> {
+fn serve(machine: Machine, address: Ipv4Addr, port: u16, entered: Duration) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS_MAX)
@@ -122,10 +125,10 @@ fn serve(machine: Machine, address: Ipv4Addr, port: u16) -> std::io::Result<()> 
         let daemon = Rc::new(Daemon::new(machine));
         let listener = http::server::listen(address, port)?;
         // Whoever waits for this line may connect: the socket is listening.
+        let (port, now) = (listener.local_addr()?.port(), uptime());
+        let (total, own) = (now.as_secs_f64(), now.saturating_sub(entered).as_secs_f64());
         boot::say(&format!(
-            "serving on port {} {}",
-            listener.local_addr()?.port(),
-            uptime(machine)
+            "serving on port {port} after {total:.3} s, {own:.3} s of them here"
         ));
         let reaper = process::reaper::run(&daemon.processes);
         let server = http::server::serve(Rc::clone(&daemon), listener);
