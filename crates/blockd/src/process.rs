@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -124,7 +125,13 @@ pub fn start_self(
     arguments: &[String],
     descriptors: &[(&str, BorrowedFd<'_>)],
 ) -> io::Result<Peer> {
+    // The running file, also when another was installed in its place meanwhile; under the name that it has now.
     let mut command = Command::new("/proc/self/exe");
+    command.arg0(
+        std::env::args_os()
+            .next()
+            .unwrap_or_else(|| "aenv-blockd".into()),
+    );
     command.args(arguments);
     let mut copies = Vec::new();
     for (name, descriptor) in descriptors {
@@ -172,6 +179,11 @@ impl Backoff {
             Some(over) => (BACKOFF_FIRST * 2u32.saturating_pow(over.min(16))).min(BACKOFF_MAX),
         }
     }
+}
+
+/// What `ps` and `top` show: after an exec of /proc/self/exe it would be "exe".
+pub fn be_called(name: &std::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
 }
 
 /// The OOM killer takes these two last: their death stalls every guest.

@@ -19,7 +19,7 @@ use crate::control::{Daemon, listen};
 use crate::export::{ExportError, Exports};
 use crate::fuse::{Channel, Session};
 use crate::limits::{CONTROL_RETRY, LOCK_WAIT};
-use crate::process::{Backoff, Lock, LockError, Peer, start_self, write_record};
+use crate::process::{Backoff, Lock, LockError, Peer, be_called, start_self, write_record};
 use crate::stats::Counters;
 
 /// Command line of blockd, which only the keeper writes.
@@ -61,6 +61,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         keeper,
     } = arguments;
     let _lock = Lock::take(&folders.serve_lock(), LOCK_WAIT).map_err(ServeError::InUse)?;
+    be_called(c"aenv-blockd");
     crate::standing::orders();
     let exports = Arc::new(Exports::load(&folders.state)?);
     let counters = Arc::new(Counters::default());

@@ -24,7 +24,8 @@ use crate::arguments::Folders;
 use crate::files::remove_if_there;
 use crate::limits::{LOCK_WAIT, SHORT_LIFE, STOP_WAIT};
 use crate::process::{
-    Backoff, Lock, LockError, Peer, start_self, stay_out_of_the_oom_killers_reach, write_record,
+    Backoff, Lock, LockError, Peer, be_called, start_self, stay_out_of_the_oom_killers_reach,
+    write_record,
 };
 
 pub use mounts::MountError;
@@ -78,6 +79,7 @@ struct Keeper {
 pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     let system = |step| move |source| KeeperError::System { step, source };
     let stop = crate::signals::termination().map_err(system("watch for signals"))?;
+    be_called(c"aenv-keeper");
     stay_out_of_the_oom_killers_reach();
     let adopted = arguments.adopted.take();
     let folders = &arguments.folders;
