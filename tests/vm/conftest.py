@@ -91,9 +91,9 @@ def node() -> Iterator[NodeUnderTest]:
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test: its sandboxes are gone, and all that they held."""
     yield
-    if "node" not in request.fixturenames:
+    under_test = request.getfixturevalue("node") if "node" in request.fixturenames else None
+    if not isinstance(under_test, NodeUnderTest):
         return
-    under_test: NodeUnderTest = request.getfixturevalue("node")
     for listed in under_test.api.get("/v2/sandboxes").json():
         under_test.api.delete(f"/sandboxes/{listed['sandboxID']}")
     under_test.wait(f"the end of {under_test.leftovers()}", lambda: not under_test.leftovers())

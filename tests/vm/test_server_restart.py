@@ -44,6 +44,7 @@ class Restartable:
     def kill_server(self, number: int = signal.SIGKILL) -> None:
         self.running.process.send_signal(number)
         self.running.process.wait(30)
+        stop_server(self.running)
 
     def remove(self) -> None:
         stop_server(self.running)

@@ -39,6 +39,7 @@ class Slot:
     guest_mac: str
     guest_cidr: str
     gateway: str
+    gateway_mac: str
     dns: tuple[str, ...]
 
 
@@ -91,6 +92,7 @@ class SlotPlan:
             guest_mac=GUEST_MAC,
             guest_cidr=GUEST_CIDR,
             gateway=GATEWAY_ADDRESS,
+            gateway_mac=GATEWAY_MAC,
             dns=self.dns,
         )
 

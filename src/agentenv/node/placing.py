@@ -16,6 +16,7 @@ from typing import Final
 
 from agentenv.guest.client import GuestIdentity
 from agentenv.model import MachineFingerprint
+from agentenv.network import Slot
 from agentenv.node.owner import Owner
 from agentenv.vmm import MachineFiles, MachineSpec, NetworkAttachment, Vmm
 
@@ -45,7 +46,9 @@ async def place(owner: Owner, saved: SavedMachine | None) -> None:
     shutil.rmtree(runtime_dir, ignore_errors=True)
     runtime_dir.mkdir(parents=True, mode=0o700)
     files = await _export(owner, runtime_dir)
-    attachment = NetworkAttachment(slot.netns, slot.tap, slot.guest_mac, slot.guest_cidr, slot.gateway, slot.dns)
+    attachment = NetworkAttachment(
+        slot.netns, slot.tap, slot.guest_mac, slot.guest_cidr, slot.gateway, slot.dns, slot.gateway_mac
+    )
     spec = MachineSpec(record.sandbox_id, record.resources, host.kernel, files, attachment)
     if saved is None:
         vmm = await host.driver.boot(spec)
@@ -55,6 +58,18 @@ async def place(owner: Owner, saved: SavedMachine | None) -> None:
     owner.update(vmm=vmm.record, restoring="")
     await vmm.cont()
     await greet(owner)
+
+
+def _attachment(slot: Slot) -> NetworkAttachment:
+    return NetworkAttachment(
+        netns=slot.netns,
+        tap=slot.tap,
+        guest_mac=slot.guest_mac,
+        guest_cidr=slot.guest_cidr,
+        gateway=slot.gateway,
+        dns=slot.dns,
+        gateway_mac=slot.gateway_mac,
+    )
 
 
 async def greet(owner: Owner) -> None:

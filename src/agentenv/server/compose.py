@@ -14,9 +14,9 @@ from agentenv.clock import RealClock
 from agentenv.config import Config
 from agentenv.errors import HostUnsuitable
 from agentenv.guest import client as envd
-from agentenv.guest.initramfs import PROBE_MARKER, build_probe_initramfs
-from agentenv.guest.kernel import prepare_guest
-from agentenv.network import NetworkSettings, PoolSettings, SlotPool, node_tag, open_pool
+from agentenv.guest.initramfs import PROBE_MARKER
+from agentenv.guest.kernel import GuestFiles, prepare_guest
+from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
 from agentenv.node.admission import Admission, Limits, memory_mib
 from agentenv.node.database import Database
 from agentenv.node.host import Host, Paths, boot_id
@@ -63,16 +63,9 @@ async def compose(config: Config) -> Composition:
     state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
     blockd = BlockDaemon(bin_dir=bin_dir, run_dir=run, state_dir=state)
     await blockd.ensure()
-    guest = await asyncio.to_thread(
-        prepare_guest,
-        bin_dir / "aenv-envd",
-        state / "guest",
-        cache_dir() / "kernels",
-        kernel=config.guest.kernel,
-        modules_dir=config.guest.modules_dir,
-    )
+    guest = await asyncio.to_thread(prepare, config)
     kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
-    driver, report = await choose_driver(probe_inputs(config, kernel))
+    driver, report = await choose_driver(probe_inputs(config, guest))
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
     repository = Repository(config.repository_dir)
     block = BlockClient(run / "blockd.sock")
@@ -103,8 +96,10 @@ async def compose(config: Config) -> Composition:
 def _open_slots(config: Config) -> SlotPool:
     idle_min = config.network.slot_pool_idle_min
     pool = PoolSettings(slot_pool_idle_count_min=idle_min, slot_pool_idle_count_max=max(32, idle_min * 2))
+    # The host's own resolvers unless somebody chose others: public ones are out of reach of many hosts.
+    dns = host_resolvers() if config.sources.get("network.dns") == "default" else config.network.dns
     subnet = ipaddress.IPv4Network(config.network.subnet)
-    return open_pool(NetworkSettings(node_tag(config.run_dir), config.network.dns, subnet, pool))
+    return open_pool(NetworkSettings(node_tag(config.run_dir), dns, subnet, pool))
 
 
 def _admission(config: Config) -> Admission:
@@ -121,12 +116,21 @@ def _admission(config: Config) -> Admission:
     return Admission(limits, lambda: memory_mib("MemAvailable"))
 
 
-def probe_inputs(config: Config, kernel: GuestKernel) -> ProbeInputs:
-    """The probe's own tiny guest: it tells whether guests boot, not whether our daemon works."""
-    initramfs = config.server.state_dir / "guest" / "probe.cpio"
-    initramfs.write_bytes(build_probe_initramfs())
+def prepare(config: Config) -> GuestFiles:
+    """Kernel and initramfs of this node's guests. Blocks (a download the first time)."""
+    return prepare_guest(
+        config.server.bin_dir / "aenv-envd",
+        config.server.state_dir / "guest",
+        cache_dir() / "kernels",
+        kernel=config.guest.kernel,
+        modules_dir=config.guest.modules_dir,
+    )
+
+
+def probe_inputs(config: Config, guest: GuestFiles) -> ProbeInputs:
+    """The probe has a tiny guest of its own: it tells whether guests boot, not whether our daemon works."""
     return ProbeInputs(
-        kernel=GuestKernel(kernel.vmlinux, initramfs, kernel.version),
+        kernel=GuestKernel(guest.vmlinux, guest.probe_initramfs, guest.version),
         marker=PROBE_MARKER,
         launcher=config.server.bin_dir / "aenv-launch",
         state_dir=config.server.state_dir,

@@ -17,9 +17,7 @@ from typing import Final
 
 from agentenv.config import Config
 from agentenv.errors import AenvError
-from agentenv.guest.kernel import prepare_guest
-from agentenv.server.compose import cache_dir, make_directories, probe_inputs
-from agentenv.vmm import GuestKernel
+from agentenv.server.compose import make_directories, prepare, probe_inputs
 from agentenv.vmm.probe import choose_driver
 
 BINARIES: Final = ("aenv-blockd", "aenv-proxy", "aenv-launch", "aenv-envd")
@@ -63,16 +61,7 @@ async def virtualization_finding(config: Config) -> Finding:
     """Start a tiny guest with each candidate (or read what an earlier start found) and say which is used and why."""
     try:
         make_directories(config)
-        envd = config.server.bin_dir / "aenv-envd"
-        guest = prepare_guest(
-            envd,
-            config.server.state_dir / "guest",
-            cache_dir() / "kernels",
-            kernel=config.guest.kernel,
-            modules_dir=config.guest.modules_dir,
-        )
-        kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
-        driver, report = await choose_driver(probe_inputs(config, kernel))
+        driver, report = await choose_driver(probe_inputs(config, prepare(config)))
     except AenvError as error:
         return Finding("virtualization", "missing", str(error))
     verdict = "ok" if driver.accelerator == "kvm" else "warning"
