@@ -190,6 +190,39 @@ fn check(
     }));
 }
 
+/// Every second page: thousands of ranges, more than any piece that they are handled in.
+#[test]
+fn scattered_pages_are_captured_each_once() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let mut client = daemons.client();
+    let size = 64 * MIB;
+    let mut guest = Guest::map(&client.memory("m", size, &[]).path, size);
+    let mut random = Random::new(11);
+    let mut content = [0u8; PAGE];
+    for page in (0..guest.length / PAGE).step_by(2) {
+        random.fill(&mut content);
+        guest.write_page(page, &content);
+    }
+    for hold in [Hold::Buffer, Hold::Process] {
+        let layer = daemons.text(&format!("{hold:?}"));
+        let started: CaptureStartOk = client.ask(guest.start("j", "m", &layer, hold));
+        assert_eq!(started.dirty_bytes, size / 2);
+        let finished: CaptureFinishOk = client.ask(finish("j"));
+        let live = guest.bytes().to_vec();
+        check(
+            &mut client,
+            &finished,
+            started.dirty_bytes,
+            &mut Vec::new(),
+            size,
+            &live,
+        );
+    }
+}
+
 #[test]
 fn a_guest_that_wrote_nothing_yields_an_empty_layer() {
     if !host_can() {

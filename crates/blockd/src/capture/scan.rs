@@ -86,17 +86,20 @@ fn by_ioctl(pagemap: &File, address: u64, length: u64) -> io::Result<Vec<Range>>
         // that outlive the call; the kernel writes at most `vec_len` of them.
         let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
-        for region in &regions[..found.min(REGIONS)] {
+        let found = &regions[..found.min(REGIONS)];
+        for region in found {
             push(
                 &mut ranges,
                 region.start - address,
                 region.end - region.start,
             );
         }
-        if argument.walk_end <= start {
-            break;
+        // Whether there is more shows in a full vector. `walk_end` does not tell: the kernel fills the vector in pieces
+        // of 512 regions, and after a walk that ran to its end it still names the end of the last full piece.
+        match found.last() {
+            Some(last) if found.len() == REGIONS => start = last.end,
+            _ => break,
         }
-        start = argument.walk_end;
     }
     Ok(ranges)
 }
@@ -134,8 +137,46 @@ fn push(ranges: &mut Vec<Range>, start: u64, length: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
     use std::io::Write;
+
+    /// More regions than the kernel's pieces (512) and than our vector hold, so that every seam is crossed.
+    #[test]
+    fn thousands_of_ranges_are_each_found_once_and_in_order() {
+        let pages = 3 * REGIONS;
+        let length = pages * 4096;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping that only this test touches, unmapped at its end. No huge pages, or the pages between
+        // the written ones would be there too.
+        let base = unsafe {
+            let base = mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE);
+            let base = base.unwrap();
+            let _ = madvise(base, length, Advice::LinuxNoHugepage);
+            base
+        };
+        for page in (0..pages).step_by(2) {
+            let byte = base.cast::<u8>().wrapping_add(page * 4096);
+            // SAFETY: inside the mapping above.
+            unsafe { byte.write_volatile(1) };
+        }
+        let wanted: Vec<Range> = (0..pages as u64)
+            .step_by(2)
+            .map(|page| Range {
+                start: page * 4096,
+                length: 4096,
+            })
+            .collect();
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        assert!(by_reading(&pagemap, base as u64, length as u64).unwrap() == wanted);
+        match by_ioctl(&pagemap, base as u64, length as u64) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                eprintln!("skipped: no PAGEMAP_SCAN here");
+            }
+            ranges => assert!(ranges.unwrap() == wanted),
+        }
+        // SAFETY: the mapping made above, not used after this.
+        unsafe { munmap(base, length).unwrap() };
+    }
 
     #[test]
     fn both_ways_find_the_written_pages_of_a_private_mapping() {
