@@ -155,7 +155,7 @@ def run_demo(node: RunningNode) -> Table:
 def boot_ms(node: RunningNode) -> float:
     """How long the template's first boot took, as the node noted it."""
     environment = {**os.environ, "AENV_API_URL": node.api_url, "AENV_API_KEY": node.api_key}
-    command = [*aenv(), "--json", "info", "--node"]
+    command = [*aenv(), "--json", "node"]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     return float(json.loads(output)["cold_boot_ms"])
 

@@ -23,13 +23,26 @@ ENTROPY_BYTES: Final = 64
 CONNECT_TIMEOUT_S: Final = 0.25
 RETRY_PAUSE_S: Final = 0.004
 RESPONSE_BYTES_MAX: Final = 64 * 1024
-WARM_UP_RUNS: Final = 5
+WARM_UP_RUNS: Final = 3
 WARM_UP_S_MAX: Final = 20.0
+_JSON_HEADERS: Final = ("Content-Type: application/json",)
+# As the Python SDK sends them.
+_RPC_HEADERS: Final = (
+    "Content-Type: application/connect+json",
+    "Connect-Protocol-Version: 1",
+    "Connect-Timeout-Ms: 60000",
+    "Keepalive-Ping-Interval: 50",
+    "Transfer-Encoding: chunked",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GuestIdentity:
-    """What makes a restored guest this sandbox and no other."""
+    """What makes a restored guest this sandbox and no other.
+
+    `is_same`: the guest was this sandbox when it was halted, so only clock, random pool and connections need care. Each
+    thing left out is code that an emulated CPU need not translate before its first answer.
+    """
 
     sandbox_id: str
     template_id: str
@@ -40,6 +53,7 @@ class GuestIdentity:
     env_vars: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
     default_workdir: str = ""
+    is_same: bool = False
 
 
 async def init(address: str, identity: GuestIdentity, generation: int, deadline_s: float) -> None:
@@ -53,7 +67,9 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
         # Made anew for each try, so that the clock is right when it arrives.
         body = _init_body(identity, generation)
         try:
-            call = _post(address, "/init", json.dumps(body).encode(), identity.previous_token)
+            call = _exchange(
+                address, "POST", "/init", json.dumps(body).encode(), identity.previous_token, _JSON_HEADERS
+            )
             status, text = await asyncio.wait_for(call, left)
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             last = error
@@ -66,57 +82,69 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
 
 
 async def warm_up(address: str, token: str | None = None) -> None:
-    """Run a login shell a few times, so that a template's memory image holds the pages that every first command needs.
+    """Walk the way of a client's first requests a few times, so that they find everything loaded and translated.
 
-    Best effort: an image without a shell has nothing to warm. Raises nothing.
+    Best effort: an image without a shell has less to warm. Raises nothing.
     """
     message = json.dumps({"process": {"cmd": "/bin/bash", "args": ["-l", "-c", "true"]}, "stdin": False}).encode()
     envelope = b"\x00" + len(message).to_bytes(4, "big") + message
     for _ in range(WARM_UP_RUNS):
         try:
             async with asyncio.timeout(WARM_UP_S_MAX):
-                await _post(address, "/process.Process/Start", envelope, token, "application/connect+json")
+                await _exchange(address, "POST", "/process.Process/Start", envelope, token, _RPC_HEADERS)
+                await _exchange(address, "GET", "/health", b"", token, ())
         except (OSError, EOFError, TimeoutError, ValueError):
             return
 
 
 def _init_body(identity: GuestIdentity, generation: int) -> dict[str, Any]:
+    always = {
+        "entropy": base64.b64encode(secrets.token_bytes(ENTROPY_BYTES)).decode(),
+        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycleID": str(generation),
+    }
+    if identity.is_same:
+        return always
     return {
+        **always,
         "sandboxID": identity.sandbox_id,
         "templateID": identity.template_id,
         "hostname": identity.sandbox_id,
         "machineID": secrets.token_hex(16),
-        "entropy": base64.b64encode(secrets.token_bytes(ENTROPY_BYTES)).decode(),
-        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         "accessToken": identity.access_token or "",
         "envVars": identity.env_vars,
         "defaultUser": identity.default_user,
         "defaultWorkdir": identity.default_workdir,
-        "lifecycleID": str(generation),
     }
 
 
-async def _post(
-    address: str, path: str, payload: bytes, token: str | None, content_type: str = "application/json"
+async def _exchange(
+    address: str, method: str, path: str, payload: bytes, token: str | None, headers: tuple[str, ...]
 ) -> tuple[int, str]:
-    """One HTTP/1.1 request on a connection of its own; returns status and body text."""
-    head = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {address}:{ENVD_PORT}",
-        f"Content-Type: {content_type}",
-        f"Content-Length: {len(payload)}",
-        "Connection: close",
-    ]
+    """One HTTP/1.1 request on a connection of its own; returns status and the text of the body."""
+    head = [f"{method} {path} HTTP/1.1", f"Host: {address}:{ENVD_PORT}", "Connection: close", *headers]
     if token:
         head.append(f"X-Access-Token: {token}")
+    chunked = "Transfer-Encoding: chunked" in headers
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(payload), payload) if chunked else payload
+    if payload and not chunked:
+        head.append(f"Content-Length: {len(payload)}")
     reader, writer = await asyncio.wait_for(asyncio.open_connection(address, ENVD_PORT), CONNECT_TIMEOUT_S)
     try:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + payload)
+        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
         # Only the head counts for a 204; waiting for the guest to close would cost a scheduling round under TCG.
         raw_head = await reader.readuntil(b"\r\n\r\n")
         status = int(raw_head.split(b" ", 2)[1])
-        text = "" if status == 204 else (await reader.read(RESPONSE_BYTES_MAX)).decode(errors="replace")
+        text = "" if status == 204 else (await _until_closed(reader)).decode(errors="replace")
         return status, text
     finally:
         writer.close()
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> bytes:
+    """What follows, up to a limit beyond which nobody is interested."""
+    received = b""
+    while len(received) < RESPONSE_BYTES_MAX and (piece := await reader.read(RESPONSE_BYTES_MAX)):
+        received += piece
+    return received

@@ -82,9 +82,10 @@ async def greet(owner: Owner) -> None:
         access_token=tokens.envd(record.sandbox_id) if record.spec.secure else None,
         previous_token=tokens.envd(record.token_owner) if record.token_owner else None,
         env_vars=record.spec.env_vars,
+        is_same=record.greeted,
     )
     await owner.host.guest.init(owner.slot.address, identity, record.generation, GUEST_ANSWER_S_MAX)
-    owner.update(token_owner=record.sandbox_id if record.spec.secure else "")
+    owner.update(token_owner=record.sandbox_id if record.spec.secure else "", greeted=True)
 
 
 async def displace(owner: Owner) -> None:

@@ -54,6 +54,8 @@ class SandboxRecord:
     # How many layers at the bottom of each stack came with the template: they are shared and never merged.
     shared_disk_layers: int = 0
     shared_memory_layers: int = 0
+    # Whether the guest has been made this sandbox; a resume then only sets its clock and reseeds it.
+    greeted: bool = False
     # The device state that a start still has to load; "" once it has.
     restoring: str = ""
     vmm: VmmRecord | None = None

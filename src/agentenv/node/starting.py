@@ -65,6 +65,8 @@ async def warm_up(owner: Owner, work: Work) -> Event:
             token = owner.host.tokens.envd(owner.sandbox_id)
             await owner.host.guest.warm_up(owner.slot.address, token)
             await owner.vmm.stop()
+        # It was greeted as nobody's; whoever claims it is told everything.
+        owner.update(greeted=False)
     except AenvError as error:
         owner.condemn("create_failed", str(error))
         work.reject(error)
