@@ -117,10 +117,7 @@ impl Options {
         while let Some(argument) = arguments.next() {
             let known = OPTIONS.iter().find(|name| **name == argument);
             let name = known.ok_or_else(|| ArgumentError::Unknown(argument.clone()))?;
-            options.insert(
-                *name,
-                arguments.next().ok_or(ArgumentError::NoValue(argument))?,
-            );
+            options.insert(*name, arguments.next().ok_or(ArgumentError::NoValue(argument))?);
         }
         Ok(Options(options))
     }
@@ -151,8 +148,7 @@ impl Options {
 
     fn descriptor(&self, name: &'static str) -> Result<OwnedFd, ArgumentError> {
         let number = self.number(name)?.ok_or(ArgumentError::Missing(name))?;
-        adopt(i32::try_from(number).unwrap_or(-1))
-            .map_err(|error| ArgumentError::Descriptor(name, error))
+        adopt(i32::try_from(number).unwrap_or(-1)).map_err(|error| ArgumentError::Descriptor(name, error))
     }
 
     fn peer(&self, pid: &'static str, pidfd: &'static str) -> Result<Peer, ArgumentError> {
@@ -241,10 +237,7 @@ mod tests {
         let folders = "--run-dir /r --state-dir /s --memory-mount /m --disk-mount /d";
         assert!(parse(folders).is_ok());
         for (line, named) in [
-            (
-                "--run-dir /r --state-dir /s --memory-mount /m",
-                "--disk-mount",
-            ),
+            ("--run-dir /r --state-dir /s --memory-mount /m", "--disk-mount"),
             ("--run-dir r", "--run-dir"),
             (&format!("{folders} --serve-threads 0"), "--serve-threads"),
             (&format!("{folders} --serve-threads 65"), "--serve-threads"),

@@ -54,11 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn exit<E: std::error::Error>(
-    name: &str,
-    outcome: Result<(), E>,
-    in_use: impl Fn(&E) -> bool,
-) -> ExitCode {
+fn exit<E: std::error::Error>(name: &str, outcome: Result<(), E>, in_use: impl Fn(&E) -> bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -90,12 +90,8 @@ impl Peer {
     pub fn wait(&self, time: Option<Duration>) -> bool {
         let deadline = time.map(|time| Instant::now() + time);
         loop {
-            let left = deadline
-                .map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
-            match poll(
-                &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
-                left.as_ref(),
-            ) {
+            let left = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+            match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], left.as_ref()) {
                 Ok(0) => return false,
                 Ok(_) => return true,
                 Err(_) => {}
@@ -121,17 +117,10 @@ pub fn timespec(time: Duration) -> rustix::time::Timespec {
 /// Starts this program again with `arguments`, and each descriptor under its option: `--name N`.
 /// The copies are made without close-on-exec and closed right after, so no other child can inherit them unless it is
 /// started in the same instant, which neither daemon does: each starts processes from one thread only.
-pub fn start_self(
-    arguments: &[String],
-    descriptors: &[(&str, BorrowedFd<'_>)],
-) -> io::Result<Peer> {
+pub fn start_self(arguments: &[String], descriptors: &[(&str, BorrowedFd<'_>)]) -> io::Result<Peer> {
     // The running file, also when another was installed in its place meanwhile; under the name that it has now.
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(
-        std::env::args_os()
-            .next()
-            .unwrap_or_else(|| "aenv-blockd".into()),
-    );
+    command.arg0(std::env::args_os().next().unwrap_or_else(|| "aenv-blockd".into()));
     command.args(arguments);
     let mut copies = Vec::new();
     for (name, descriptor) in descriptors {
@@ -218,10 +207,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let held = Lock::take(&path, Duration::ZERO).unwrap();
-        assert!(matches!(
-            Lock::take(&path, Duration::ZERO),
-            Err(LockError::Held(_))
-        ));
+        assert!(matches!(Lock::take(&path, Duration::ZERO), Err(LockError::Held(_))));
         drop(held);
         Lock::take(&path, Duration::ZERO).unwrap();
     }
@@ -247,10 +233,6 @@ mod tests {
         let peer = Peer::of(child.id()).unwrap();
         assert!(peer.wait(Some(Duration::from_secs(10))));
         child.wait().unwrap();
-        assert!(
-            !Peer::of(std::process::id())
-                .unwrap()
-                .wait(Some(Duration::ZERO))
-        );
+        assert!(!Peer::of(std::process::id()).unwrap().wait(Some(Duration::ZERO)));
     }
 }

@@ -74,10 +74,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
             threads,
         )
     };
-    let (memory, disks) = (
-        session(ExportKind::Memory, memory),
-        session(ExportKind::Disk, disks),
-    );
+    let (memory, disks) = (session(ExportKind::Memory, memory), session(ExportKind::Disk, disks));
     for session in [&disks, &memory] {
         take_over(session).map_err(system("start the threads that answer guests"))?;
     }
@@ -169,11 +166,7 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
             eprintln!(
                 "aenv-blockd: {} ends {}",
                 std::process::id(),
-                if stopped {
-                    "as told"
-                } else {
-                    "with its mounts"
-                }
+                if stopped { "as told" } else { "with its mounts" }
             );
             return;
         }
@@ -199,20 +192,13 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
         );
         std::thread::sleep(delay);
         match start_keeper(daemon, folders, threads, buffer) {
-            Ok(next) => {
-                *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next)
-            }
+            Ok(next) => *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next),
             Err(error) => eprintln!("aenv-blockd: no keeper can be started: {error}"),
         }
     }
 }
 
-fn start_keeper(
-    daemon: &Daemon,
-    folders: &Folders,
-    threads: usize,
-    buffer: u64,
-) -> io::Result<Peer> {
+fn start_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) -> io::Result<Peer> {
     let own = Peer::of(std::process::id())?;
     let mut arguments = vec!["keeper".to_owned()];
     arguments.extend(folders.options());

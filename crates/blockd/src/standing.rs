@@ -21,10 +21,7 @@ pub fn orders() {
 fn be_an_io_flusher() {
     // SAFETY: this prctl takes one number and changes only flags of this task, inherited by its later threads.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
-        eprintln!(
-            "aenv-blockd: no PR_SET_IO_FLUSHER: {}",
-            std::io::Error::last_os_error()
-        );
+        eprintln!("aenv-blockd: no PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
     }
 }
 
@@ -37,10 +34,7 @@ fn keep_touched_memory() {
     }
     // SAFETY: mlockall changes how the kernel treats our pages, not their content.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-        eprintln!(
-            "aenv-blockd: memory is not locked: {}",
-            std::io::Error::last_os_error()
-        );
+        eprintln!("aenv-blockd: memory is not locked: {}", std::io::Error::last_os_error());
     }
 }
 
@@ -49,8 +43,7 @@ fn may_lock_without_limit() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    effective.is_some_and(|set| set & CAP_IPC_LOCK != 0)
-        || getrlimit(Resource::Memlock).current.is_none()
+    effective.is_some_and(|set| set & CAP_IPC_LOCK != 0) || getrlimit(Resource::Memlock).current.is_none()
 }
 
 /// An export has a descriptor per layer and more.

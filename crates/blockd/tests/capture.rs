@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use aenv_wire::block::{
-    CaptureFinishOk, CaptureStart, CaptureStartOk, Empty, ErrorKind, Hold, Job, Operation, Outcome,
-    StatsOk,
+    CaptureFinishOk, CaptureStart, CaptureStartOk, Empty, ErrorKind, Hold, Job, Operation, Outcome, StatsOk,
 };
 use bench::{Client, Daemons, MIB, Random, host_can, is_alive, kill, open, wait_until};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -78,15 +77,11 @@ impl Drop for Guest {
 }
 
 fn finish(job: &str) -> Operation {
-    Operation::CaptureFinish(Job {
-        job: job.to_owned(),
-    })
+    Operation::CaptureFinish(Job { job: job.to_owned() })
 }
 
 fn cancel(job: &str) -> Operation {
-    Operation::CaptureCancel(Job {
-        job: job.to_owned(),
-    })
+    Operation::CaptureCancel(Job { job: job.to_owned() })
 }
 
 fn dirty(guest: &mut Guest, random: &mut Random, pages: usize) {
@@ -100,10 +95,7 @@ fn dirty(guest: &mut Guest, random: &mut Random, pages: usize) {
     }
     // Pages that the guest zeroed, some over content of the parent and some over nothing.
     for _ in 0..pages / 4 {
-        guest.write_page(
-            random.below((guest.length / PAGE) as u64) as usize,
-            &[0; PAGE],
-        );
+        guest.write_page(random.below((guest.length / PAGE) as u64) as usize, &[0; PAGE]);
     }
 }
 
@@ -134,14 +126,7 @@ fn ten_generations_read_as_the_live_memory_was_byte_for_byte() {
             let before = guest.bytes().to_vec();
             guest.write_page(0, &[0xee; PAGE]);
             let finished: CaptureFinishOk = client.ask(finish("j"));
-            check(
-                &mut client,
-                &finished,
-                started.dirty_bytes,
-                &mut layers,
-                size,
-                &before,
-            );
+            check(&mut client, &finished, started.dirty_bytes, &mut layers, size, &before);
             zeroed += finished.zero_bytes;
         } else {
             let finished: CaptureFinishOk = client.ask(finish("j"));
@@ -177,17 +162,14 @@ fn check(
     let mut image = vec![0; live.len()];
     open(&path).read_exact_at(&mut image, 0).unwrap();
     client.unexport("check");
-    let wrong = (0..live.len() / PAGE)
-        .find(|page| image[page * PAGE..][..PAGE] != live[page * PAGE..][..PAGE]);
+    let wrong = (0..live.len() / PAGE).find(|page| image[page * PAGE..][..PAGE] != live[page * PAGE..][..PAGE]);
     assert_eq!(wrong, None, "first wrong page");
     let folder = Path::new(&finished.layer).parent().unwrap();
-    assert!(!std::fs::read_dir(folder).unwrap().any(|entry| {
-        entry
+    assert!(
+        !std::fs::read_dir(folder)
             .unwrap()
-            .path()
-            .extension()
-            .is_some_and(|e| e == "partial")
-    }));
+            .any(|entry| { entry.unwrap().path().extension().is_some_and(|e| e == "partial") })
+    );
 }
 
 /// Every second page: thousands of ranges, more than any piece that they are handled in.
@@ -250,9 +232,7 @@ fn a_wrong_address_parent_or_length_is_refused() {
     let guest = Guest::map(&client.memory("m", MIB, &[]).path, MIB);
     client.memory("other", MIB, &[]);
     let with = |change: &dyn Fn(&mut CaptureStart)| {
-        let Operation::CaptureStart(mut start) =
-            guest.start("j", "m", &daemons.text("l"), Hold::Buffer)
-        else {
+        let Operation::CaptureStart(mut start) = guest.start("j", "m", &daemons.text("l"), Hold::Buffer) else {
             panic!()
         };
         change(&mut start);
@@ -262,10 +242,7 @@ fn a_wrong_address_parent_or_length_is_refused() {
         client.refused(with(&|start| start.parent = "other".to_owned())),
         ErrorKind::Invalid
     );
-    assert_eq!(
-        client.refused(with(&|start| start.address += 4096)),
-        ErrorKind::Invalid
-    );
+    assert_eq!(client.refused(with(&|start| start.address += 4096)), ErrorKind::Invalid);
     assert_eq!(
         client.refused(with(&|start| start.length_bytes += 4096)),
         ErrorKind::Invalid
@@ -295,14 +272,7 @@ fn a_capture_that_has_no_room_says_so_before_the_guest_goes_on() {
     let daemons = Daemons::start_with(&["--capture-buffer-bytes-max", "4194304"], &[]);
     let small = daemons.path("small");
     std::fs::create_dir_all(&small).unwrap();
-    rustix::mount::mount(
-        "small",
-        &small,
-        "tmpfs",
-        rustix::mount::MountFlags::empty(),
-        c"size=4m",
-    )
-    .unwrap();
+    rustix::mount::mount("small", &small, "tmpfs", rustix::mount::MountFlags::empty(), c"size=4m").unwrap();
     let mut client = daemons.client();
     let mut guest = Guest::map(&client.memory("m", 16 * MIB, &[]).path, 16 * MIB);
     guest.bytes()[..6 << 20].fill(1);
@@ -311,11 +281,7 @@ fn a_capture_that_has_no_room_says_so_before_the_guest_goes_on() {
         client.refused(guest.start("j", "m", &layer, Hold::Process)),
         ErrorKind::NoSpace
     );
-    assert_eq!(
-        std::fs::read_dir(&small).unwrap().count(),
-        0,
-        "nothing is left behind"
-    );
+    assert_eq!(std::fs::read_dir(&small).unwrap().count(), 0, "nothing is left behind");
     assert_eq!(
         client.refused(guest.start("j", "m", &daemons.text("l"), Hold::Buffer)),
         ErrorKind::Busy
@@ -341,12 +307,7 @@ fn a_cancel_at_any_time_leaves_either_the_layer_or_nothing() {
         let (job, layer) = (format!("j{round}"), daemons.text(&format!("l{round}")));
         client.ask::<CaptureStartOk>(guest.start(&job, "m", &layer, Hold::Process));
         let outcome = std::thread::scope(|scope| {
-            let finishing = scope.spawn(|| {
-                daemons
-                    .client()
-                    .try_ask::<CaptureFinishOk>(finish(&job))
-                    .unwrap()
-            });
+            let finishing = scope.spawn(|| daemons.client().try_ask::<CaptureFinishOk>(finish(&job)).unwrap());
             std::thread::sleep(Duration::from_millis(u64::from(round) * 8));
             let begun = Instant::now();
             let answer = daemons.client().try_ask::<Empty>(cancel(&job)).unwrap();
@@ -370,9 +331,7 @@ fn a_cancel_at_any_time_leaves_either_the_layer_or_nothing() {
             }
         }
         let partial = format!("{layer}.partial");
-        wait_until("the partial layer is gone", || {
-            !Path::new(&partial).exists()
-        });
+        wait_until("the partial layer is gone", || !Path::new(&partial).exists());
     }
     eprintln!("{cancelled} of 12 were cancelled, the longest cancel took {longest:?} ms");
     assert!(cancelled > 0);
@@ -458,10 +417,7 @@ fn a_process_that_dies_while_it_is_read_is_an_error() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         kill(pid, libc::SIGKILL);
         match client.receive::<CaptureFinishOk>().unwrap().1 {
-            Outcome::Error(error) => assert!(
-                matches!(error.kind, ErrorKind::NotFound | ErrorKind::Io),
-                "{error:?}"
-            ),
+            Outcome::Error(error) => assert!(matches!(error.kind, ErrorKind::NotFound | ErrorKind::Io), "{error:?}"),
             Outcome::Ok(ok) => panic!("a layer of a dead process: {ok:?}"),
         }
         assert!(!Path::new(&layer).exists() && !daemons.path("l.partial").exists());
@@ -471,10 +427,7 @@ fn a_process_that_dies_while_it_is_read_is_an_error() {
     client.ask::<CaptureStartOk>(guest.start_capture("j", &daemons.text("l"), Hold::Buffer));
     guest.child.kill().unwrap();
     guest.child.wait().unwrap();
-    assert_eq!(
-        client.ask::<CaptureFinishOk>(finish("j")).data_bytes,
-        256 * MIB
-    );
+    assert_eq!(client.ask::<CaptureFinishOk>(finish("j")).data_bytes, 256 * MIB);
 }
 
 #[test]

@@ -8,9 +8,7 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 
-use aenv_wire::block::{
-    AbandonOk, Empty, ErrorKind, ExportsOk, ImportRaw, ImportRawOk, Name, Operation, StatsOk,
-};
+use aenv_wire::block::{AbandonOk, Empty, ErrorKind, ExportsOk, ImportRaw, ImportRawOk, Name, Operation, StatsOk};
 use bench::{Daemons, MIB, discard, host_can, kill, open, wait_until};
 
 #[test]
@@ -19,12 +17,7 @@ fn a_disk_reads_back_writes_and_discards_in_sectors() {
         return;
     }
     let daemons = Daemons::start();
-    let disk = open(
-        &daemons
-            .client()
-            .disk("d", 8 * MIB, &[], &daemons.text("u"))
-            .path,
-    );
+    let disk = open(&daemons.client().disk("d", 8 * MIB, &[], &daemons.text("u")).path);
     disk.write_all_at(&[7; 4096], 8192).unwrap();
     disk.write_all_at(&[8; 512], 8192 + 512).unwrap();
     disk.sync_all().unwrap();
@@ -44,17 +37,10 @@ fn a_disk_reads_back_writes_and_discards_in_sectors() {
     assert_eq!(back[1200..1536], [7; 336], "and writes need none either");
     discard(&disk, 8192 + 600, 500).unwrap();
     disk.read_exact_at(&mut back[..1536], 8192).unwrap();
-    assert!(
-        back[500..600]
-            .iter()
-            .chain(&back[1100..1200])
-            .all(|byte| *byte == 1)
-    );
+    assert!(back[500..600].iter().chain(&back[1100..1200]).all(|byte| *byte == 1));
     assert_eq!(back[600..1100], [0; 500]);
     assert_eq!(
-        disk.write_all_at(&[1; 512], 8 * MIB)
-            .unwrap_err()
-            .raw_os_error(),
+        disk.write_all_at(&[1; 512], 8 * MIB).unwrap_err().raw_os_error(),
         Some(libc::EFBIG)
     );
     assert!(disk.set_len(MIB).is_err(), "a disk has its size");
@@ -67,25 +53,16 @@ fn direct_readers_learn_the_sector_size_from_the_error() {
         return;
     }
     let daemons = Daemons::start();
-    let path = daemons
-        .client()
-        .disk("d", MIB, &[], &daemons.text("u"))
-        .path;
+    let path = daemons.client().disk("d", MIB, &[], &daemons.text("u")).path;
     let direct = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(libc::O_DIRECT)
         .open(path)
         .unwrap();
-    assert_eq!(
-        direct.read_at(&mut [0; 512], 1).unwrap_err().kind(),
-        Io::InvalidInput
-    );
+    assert_eq!(direct.read_at(&mut [0; 512], 1).unwrap_err().kind(), Io::InvalidInput);
     assert_eq!(direct.read_at(&mut [0; 512], 512).unwrap(), 512);
-    assert_eq!(
-        direct.write_at(&[0; 512], 1).unwrap_err().kind(),
-        Io::InvalidInput
-    );
+    assert_eq!(direct.write_at(&[0; 512], 1).unwrap_err().kind(), Io::InvalidInput);
 }
 
 #[test]
@@ -102,10 +79,7 @@ fn a_memory_image_opens_for_writing_and_cannot_be_changed() {
         into: into.clone(),
     }));
     let image = open(&client.memory("m", 2 * MIB, &[into]).path);
-    assert_eq!(
-        image.write_at(&[1], 0).unwrap_err().raw_os_error(),
-        Some(libc::EROFS)
-    );
+    assert_eq!(image.write_at(&[1], 0).unwrap_err().raw_os_error(), Some(libc::EROFS));
     assert!(image.set_len(0).is_err());
     discard(&image, 0, MIB).expect("the punch of a balloon is answered with success");
     let mut bytes = vec![0; 2 * MIB as usize];
@@ -132,21 +106,12 @@ fn the_tree_is_listed_and_cannot_be_changed() {
         client.memory(&format!("image-with-a-long-name-{index:03}"), MIB, &[]);
     }
     client.disk("d", MIB, &[], &daemons.text("u"));
-    let listed = std::fs::read_dir(daemons.path("mnt/memory"))
-        .unwrap()
-        .count();
+    let listed = std::fs::read_dir(daemons.path("mnt/memory")).unwrap().count();
     assert_eq!(listed, 300);
-    assert_eq!(
-        std::fs::read_dir(daemons.path("mnt/disks"))
-            .unwrap()
-            .count(),
-        1
-    );
+    assert_eq!(std::fs::read_dir(daemons.path("mnt/disks")).unwrap().count(), 1);
     for path in ["mnt/memory/new", "mnt/disks/new"] {
         assert_eq!(
-            std::fs::File::create(daemons.path(path))
-                .unwrap_err()
-                .raw_os_error(),
+            std::fs::File::create(daemons.path(path)).unwrap_err().raw_os_error(),
             Some(libc::EROFS)
         );
     }
@@ -186,9 +151,7 @@ fn a_reader_that_waits_for_a_slow_layer_is_abandoned_and_others_never_wait() {
     let daemons = Daemons::start();
     let slow_layer = layer_on_another_blockd(&store);
     let mut client = daemons.client();
-    let slow = client
-        .disk("slow", MIB, &[slow_layer], &daemons.text("u0"))
-        .path;
+    let slow = client.disk("slow", MIB, &[slow_layer], &daemons.text("u0")).path;
     let quick = open(&client.disk("quick", MIB, &[], &daemons.text("u1")).path);
     store.stop_answering();
     let readers: Vec<_> = (0..40)
@@ -202,8 +165,7 @@ fn a_reader_that_waits_for_a_slow_layer_is_abandoned_and_others_never_wait() {
         .collect();
     let waiting = || daemons.client().ask::<StatsOk>(Operation::Stats).counters["disk.read"] >= 16;
     wait_until("sixteen readers are inside a handler", waiting);
-    let parked =
-        || daemons.client().ask::<StatsOk>(Operation::Stats).counters["request.parked"] == 24;
+    let parked = || daemons.client().ask::<StatsOk>(Operation::Stats).counters["request.parked"] == 24;
     wait_until("the others are parked", parked);
     quick.write_all_at(&[1; 512], 0).unwrap();
     quick.read_exact_at(&mut [0; 512], 0).unwrap();
@@ -215,10 +177,7 @@ fn a_reader_that_waits_for_a_slow_layer_is_abandoned_and_others_never_wait() {
         assert_eq!(reader.join().unwrap(), Err(Some(libc::EIO)));
     }
     assert_eq!(
-        open(&slow)
-            .read_at(&mut [0; 512], 0)
-            .unwrap_err()
-            .raw_os_error(),
+        open(&slow).read_at(&mut [0; 512], 0).unwrap_err().raw_os_error(),
         Some(libc::EIO)
     );
     let exports: ExportsOk = client.ask(Operation::Exports);
@@ -250,9 +209,7 @@ fn layer_on_another_blockd(store: &Daemons) -> String {
         into: into.clone(),
     }));
     let bytes = std::fs::read(&into).unwrap();
-    let path = client
-        .disk("layer", bytes.len() as u64, &[], &store.text("u"))
-        .path;
+    let path = client.disk("layer", bytes.len() as u64, &[], &store.text("u")).path;
     open(&path).write_all_at(&bytes, 0).unwrap();
     path
 }
@@ -268,10 +225,7 @@ fn unexport_answers_whoever_still_waits() {
     let mut client = daemons.client();
     let slow = open(&client.memory("slow", MIB, &[slow_layer]).path);
     store.stop_answering();
-    let reader = std::thread::spawn(move || {
-        slow.read_at(&mut [0; 512], 0)
-            .map_err(|error| error.raw_os_error())
-    });
+    let reader = std::thread::spawn(move || slow.read_at(&mut [0; 512], 0).map_err(|error| error.raw_os_error()));
     wait_until("the reader waits", || {
         daemons.client().ask::<StatsOk>(Operation::Stats).counters["memory.read"] >= 1
     });
@@ -344,9 +298,7 @@ fn a_stale_mount_of_a_killed_pair_is_replaced() {
     assert!(mounted(&daemons), "a dead connection stays mounted");
     daemons.start_keeper(&[]);
     daemons.hello();
-    open(&daemons.text("mnt/disks/d"))
-        .write_all_at(&[1; 512], 0)
-        .unwrap();
+    open(&daemons.text("mnt/disks/d")).write_all_at(&[1; 512], 0).unwrap();
 }
 
 #[test]
@@ -396,14 +348,7 @@ struct SmallDisk {
 impl SmallDisk {
     fn mount(path: std::path::PathBuf) -> SmallDisk {
         std::fs::create_dir_all(&path).unwrap();
-        rustix::mount::mount(
-            "small",
-            &path,
-            "tmpfs",
-            rustix::mount::MountFlags::empty(),
-            c"size=8m",
-        )
-        .unwrap();
+        rustix::mount::mount("small", &path, "tmpfs", rustix::mount::MountFlags::empty(), c"size=8m").unwrap();
         SmallDisk { path }
     }
 }
@@ -426,11 +371,8 @@ fn nonsense_on_the_control_socket_is_answered_and_a_long_frame_ends_only_its_con
         return;
     }
     let daemons = Daemons::start();
-    let mut stream =
-        std::os::unix::net::UnixStream::connect(daemons.path("run/blockd.sock")).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect(daemons.path("run/blockd.sock")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     aenv_wire::block::write_frame(&mut stream, br#"{"id":9,"op":"explode"}"#).unwrap();
     let answer = aenv_wire::block::read_frame(&mut stream).unwrap().unwrap();
     assert!(

@@ -77,23 +77,18 @@ impl Load {
             match random.below(8) {
                 0..=2 => {
                     random.fill(piece);
-                    self.timed(worker, || file.write_all_at(piece, start + offset))
-                        .unwrap();
+                    self.timed(worker, || file.write_all_at(piece, start + offset)).unwrap();
                     model[range].copy_from_slice(piece);
                 }
                 3 => {
-                    self.timed(worker, || discard(file, start + offset, length))
-                        .unwrap();
+                    self.timed(worker, || discard(file, start + offset, length)).unwrap();
                     model[range].fill(0);
                 }
                 4 => self.timed(worker, || file.sync_data()).unwrap(),
                 _ => {
                     self.timed(worker, || file.read_exact_at(piece, start + offset))
                         .unwrap();
-                    assert!(
-                        *piece == model[range.clone()],
-                        "seed {seed}: wrong bytes in {range:?}"
-                    );
+                    assert!(*piece == model[range.clone()], "seed {seed}: wrong bytes in {range:?}");
                 }
             }
         }
@@ -110,8 +105,7 @@ impl Load {
         while !self.stop.load(Ordering::Relaxed) {
             let offset = 4096 * random.below((IMAGE - bytes.len() as u64) / 4096);
             let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-            self.timed(worker, || file.read_exact_at(&mut bytes, offset))
-                .unwrap();
+            self.timed(worker, || file.read_exact_at(&mut bytes, offset)).unwrap();
             let start = usize::try_from(offset).unwrap();
             assert!(
                 bytes == content[start..start + bytes.len()],
@@ -137,11 +131,7 @@ fn ten_kills_of_each_daemon_under_load_cost_milliseconds_and_no_byte() {
         into: into.clone(),
     }));
     let image = open(&client.memory("m", IMAGE, &[into]).path);
-    let disk = open(
-        &client
-            .disk("d", WRITERS * REGION, &[], &daemons.text("u"))
-            .path,
-    );
+    let disk = open(&client.disk("d", WRITERS * REGION, &[], &daemons.text("u")).path);
     let load = Load {
         stop: AtomicBool::new(false),
         operations: Default::default(),
@@ -200,39 +190,19 @@ fn a_seal_that_is_cut_off_at_any_step_is_finished_by_the_next_blockd() {
                     .is_none(),
                 "{point}: it did not die"
             );
-            wait_until("the next blockd serves", || {
-                daemons.hello().pid != first.pid
-            });
+            wait_until("the next blockd serves", || daemons.hello().pid != first.pid);
             let exports: ExportsOk = daemons.client().ask(Operation::Exports);
-            assert_eq!(
-                exports.exports[0].layers,
-                std::slice::from_ref(&u0),
-                "{point}"
-            );
+            assert_eq!(exports.exports[0].layers, std::slice::from_ref(&u0), "{point}");
             assert_eq!(exports.exports[0].upper.as_deref(), asked, "{point}");
             let again = daemons.client().seal("d", asked);
-            assert_eq!(
-                (again.layer.as_str(), again.data_bytes),
-                (u0.as_str(), 4096),
-                "{point}"
-            );
+            assert_eq!((again.layer.as_str(), again.data_bytes), (u0.as_str(), 4096), "{point}");
             let mut back = [0; 8192];
             disk.read_exact_at(&mut back, 0).unwrap();
-            assert!(
-                back[..4096] == [0; 4096] && back[4096..] == [7; 4096],
-                "{point}"
-            );
-            assert_eq!(
-                disk.write_all_at(&[8; 512], 0).is_ok(),
-                new_upper,
-                "{point}"
-            );
+            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
+            assert_eq!(disk.write_all_at(&[8; 512], 0).is_ok(), new_upper, "{point}");
             let clone = open(&daemons.client().memory("clone", MIB, &[u0]).path);
             clone.read_exact_at(&mut back, 0).unwrap();
-            assert!(
-                back[..4096] == [0; 4096] && back[4096..] == [7; 4096],
-                "{point}"
-            );
+            assert!(back[..4096] == [0; 4096] && back[4096..] == [7; 4096], "{point}");
         }
     }
 }
@@ -243,12 +213,7 @@ fn a_keeper_and_a_blockd_that_die_at_once_after_each_other_are_both_replaced() {
         return;
     }
     let daemons = Daemons::start();
-    let disk = open(
-        &daemons
-            .client()
-            .disk("d", MIB, &[], &daemons.text("u"))
-            .path,
-    );
+    let disk = open(&daemons.client().disk("d", MIB, &[], &daemons.text("u")).path);
     for round in 0..3u8 {
         let before = daemons.hello();
         kill(before.keeper_pid, libc::SIGKILL);

@@ -74,10 +74,7 @@ pub fn check_file(
 }
 
 fn sign(file: &SignedFile<'_>, secret: &str) -> String {
-    let mut text = format!(
-        "{}:{}:{}:{secret}",
-        file.path, file.operation, file.username
-    );
+    let mut text = format!("{}:{}:{}:{secret}", file.path, file.operation, file.username);
     if let Some(expiration) = file.expiration {
         text.push_str(&format!(":{expiration}"));
     }
@@ -133,10 +130,7 @@ mod tests {
             signature: Some(&signature),
             ..unsigned
         };
-        assert_eq!(
-            check_file(&HeaderMap::new(), Some(TOKEN), &file, 100),
-            Ok(())
-        );
+        assert_eq!(check_file(&HeaderMap::new(), Some(TOKEN), &file, 100), Ok(()));
         let late = check_file(&HeaderMap::new(), Some(TOKEN), &file, 101);
         assert_eq!(late, Err(FileAccessError::SignatureExpired));
         let moved = SignedFile {

@@ -81,9 +81,7 @@ impl RpcError {
             K::NotFound => Code::NotFound,
             K::AlreadyExists => Code::AlreadyExists,
             K::PermissionDenied => Code::PermissionDenied,
-            K::NotADirectory | K::IsADirectory | K::InvalidInput | K::InvalidFilename => {
-                Code::InvalidArgument
-            }
+            K::NotADirectory | K::IsADirectory | K::InvalidInput | K::InvalidFilename => Code::InvalidArgument,
             K::StorageFull | K::QuotaExceeded => Code::ResourceExhausted,
             K::DirectoryNotEmpty | K::CrossesDevices => Code::FailedPrecondition,
             _ => Code::Internal,
@@ -155,9 +153,7 @@ impl Decoder {
                 ));
             }
             if length > MESSAGE_BYTES_MAX {
-                let text = format!(
-                    "message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX} bytes"
-                );
+                let text = format!("message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX} bytes");
                 return Err(RpcError::new(Code::ResourceExhausted, text));
             }
             if self.buffer.len() < HEADER_BYTES + length {
@@ -215,15 +211,9 @@ mod tests {
     fn oversized_and_compressed_messages_are_refused() {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0xff, 0xff, 0xff, 0xff]);
-        assert_eq!(
-            decoder.next_message().unwrap_err().code,
-            Code::ResourceExhausted
-        );
+        assert_eq!(decoder.next_message().unwrap_err().code, Code::ResourceExhausted);
         let mut decoder = Decoder::default();
         decoder.push(&[1, 0, 0, 0, 0]);
-        assert_eq!(
-            decoder.next_message().unwrap_err().code,
-            Code::Unimplemented
-        );
+        assert_eq!(decoder.next_message().unwrap_err().code, Code::Unimplemented);
     }
 }

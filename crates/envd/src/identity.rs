@@ -51,8 +51,7 @@ pub fn set_clock(now: Timestamp) -> Result<(), IdentityError> {
         tv_sec: now.as_second(),
         tv_nsec: now.subsec_nanosecond().into(),
     };
-    rustix::time::clock_settime(ClockId::Realtime, time)
-        .map_err(|error| IdentityError::Clock(error.into()))
+    rustix::time::clock_settime(ClockId::Realtime, time).map_err(|error| IdentityError::Clock(error.into()))
 }
 
 /// Mixes entropy in, counts it, and makes the kernel's generator use it at once: without the second step a
@@ -100,19 +99,13 @@ pub fn is_hostname(text: &str) -> bool {
 }
 
 pub fn set_hostname(name: &str) -> Result<(), IdentityError> {
-    rustix::system::sethostname(name.as_bytes())
-        .map_err(|error| IdentityError::Hostname(error.into()))?;
+    rustix::system::sethostname(name.as_bytes()).map_err(|error| IdentityError::Hostname(error.into()))?;
     write(&format!("{ETC_DIR}/hostname"), &format!("{name}\n"))?;
     let path = format!("{ETC_DIR}/hosts");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     write(
         &path,
-        &hosts_with(
-            &text,
-            |address, _| address == OWN_ADDRESS,
-            OWN_ADDRESS,
-            name,
-        ),
+        &hosts_with(&text, |address, _| address == OWN_ADDRESS, OWN_ADDRESS, name),
     )
 }
 
@@ -120,10 +113,7 @@ pub fn set_hostname(name: &str) -> Result<(), IdentityError> {
 pub fn set_host_entry(name: &str, address: &str) -> Result<(), IdentityError> {
     let path = format!("{ETC_DIR}/hosts");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
-    write(
-        &path,
-        &hosts_with(&text, |_, host| host == name, address, name),
-    )
+    write(&path, &hosts_with(&text, |_, host| host == name, address, name))
 }
 
 pub fn set_machine_id(id: &str) -> Result<(), IdentityError> {
@@ -131,10 +121,7 @@ pub fn set_machine_id(id: &str) -> Result<(), IdentityError> {
 }
 
 /// The marks by which code finds out that it runs in a sandbox, and in which.
-pub fn write_sandbox_files(
-    sandbox: Option<&str>,
-    template: Option<&str>,
-) -> Result<(), IdentityError> {
+pub fn write_sandbox_files(sandbox: Option<&str>, template: Option<&str>) -> Result<(), IdentityError> {
     write(&format!("{RUN_DIR}/.E2B_SANDBOX"), "true")?;
     for (name, value) in [(".E2B_SANDBOX_ID", sandbox), (".E2B_TEMPLATE_ID", template)] {
         if let Some(value) = value {
@@ -145,18 +132,10 @@ pub fn write_sandbox_files(
 }
 
 /// A hosts file with one entry replaced; what a user added stays.
-fn hosts_with(
-    text: &str,
-    replaced: impl Fn(&str, &str) -> bool,
-    address: &str,
-    name: &str,
-) -> String {
+fn hosts_with(text: &str, replaced: impl Fn(&str, &str) -> bool, address: &str, name: &str) -> String {
     let keep = |line: &&str| {
         let mut words = line.split_whitespace();
-        let (first, second) = (
-            words.next().unwrap_or_default(),
-            words.next().unwrap_or_default(),
-        );
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         !replaced(first, second)
     };
     let mut lines: Vec<&str> = text.lines().filter(keep).collect();
@@ -187,18 +166,10 @@ mod tests {
     #[test]
     fn a_new_host_name_replaces_the_old_and_keeps_what_the_user_wrote() {
         let text = "127.0.0.1\tlocalhost\n127.0.1.1\told\n10.0.0.9 db\n";
-        let new = hosts_with(
-            text,
-            |address, _| address == OWN_ADDRESS,
-            OWN_ADDRESS,
-            "new",
-        );
+        let new = hosts_with(text, |address, _| address == OWN_ADDRESS, OWN_ADDRESS, "new");
         assert_eq!(new, "127.0.0.1\tlocalhost\n10.0.0.9 db\n127.0.1.1\tnew\n");
         let entry = hosts_with(&new, |_, host| host == "db", "10.0.0.8", "db");
-        assert_eq!(
-            entry,
-            "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n10.0.0.8\tdb\n"
-        );
+        assert_eq!(entry, "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n10.0.0.8\tdb\n");
     }
 
     #[test]

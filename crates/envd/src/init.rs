@@ -95,12 +95,7 @@ pub async fn handle(daemon: &Daemon, connection: u64, parts: &Parts, body: Incom
     }
 }
 
-async fn run(
-    daemon: &Daemon,
-    connection: u64,
-    parts: &Parts,
-    body: Incoming,
-) -> Result<(), InitError> {
+async fn run(daemon: &Daemon, connection: u64, parts: &Parts, body: Incoming) -> Result<(), InitError> {
     let bytes = Reader::new(body).collect(BODY_BYTES_MAX).await?;
     let message: Message = if bytes.is_empty() {
         Message::default()
@@ -140,20 +135,10 @@ struct Checked {
 
 impl Checked {
     fn new(message: &Message) -> Result<Self, InitError> {
-        if message
-            .volume_mounts
-            .as_ref()
-            .is_some_and(|mounts| !mounts.is_empty())
-        {
-            return Err(InitError::Unsupported {
-                field: "volumeMounts",
-            });
+        if message.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
+            return Err(InitError::Unsupported { field: "volumeMounts" });
         }
-        if message
-            .ca_bundle
-            .as_ref()
-            .is_some_and(|bundle| !bundle.is_empty())
-        {
+        if message.ca_bundle.as_ref().is_some_and(|bundle| !bundle.is_empty()) {
             return Err(InitError::Unsupported { field: "caBundle" });
         }
         if let Some(length) = message.entropy.as_ref().map(|entropy| entropy.0.len())
@@ -161,24 +146,13 @@ impl Checked {
         {
             return Err(InitError::Entropy { length });
         }
-        if let Some(text) = message
-            .machine_id
-            .as_ref()
-            .filter(|text| !is_machine_id(text))
-        {
+        if let Some(text) = message.machine_id.as_ref().filter(|text| !is_machine_id(text)) {
             return Err(InitError::MachineId { text: text.clone() });
         }
-        if let Some(text) = message
-            .hostname
-            .as_ref()
-            .filter(|text| !identity::is_hostname(text))
-        {
+        if let Some(text) = message.hostname.as_ref().filter(|text| !identity::is_hostname(text)) {
             return Err(InitError::Hostname { text: text.clone() });
         }
-        let parse = |text: &String| {
-            text.parse()
-                .map_err(|_| InitError::Timestamp { text: text.clone() })
-        };
+        let parse = |text: &String| text.parse().map_err(|_| InitError::Timestamp { text: text.clone() });
         Ok(Checked {
             now: message.timestamp.as_ref().map(parse).transpose()?,
         })
@@ -199,20 +173,13 @@ fn apply_to_guest(message: &Message, checked: &Checked) -> Result<(), InitError>
     if let Some(hostname) = &message.hostname {
         identity::set_hostname(hostname)?;
     }
-    if let Some(address) = message
-        .hyperloop_ip
-        .as_ref()
-        .filter(|address| !address.is_empty())
-    {
+    if let Some(address) = message.hyperloop_ip.as_ref().filter(|address| !address.is_empty()) {
         identity::set_host_entry("events.e2b.local", address)?;
     }
     if let Some(machine_id) = &message.machine_id {
         identity::set_machine_id(machine_id)?;
     }
-    identity::write_sandbox_files(
-        message.sandbox_id.as_deref(),
-        message.template_id.as_deref(),
-    )?;
+    identity::write_sandbox_files(message.sandbox_id.as_deref(), message.template_id.as_deref())?;
     Ok(())
 }
 
@@ -228,9 +195,7 @@ fn apply_to_settings(daemon: &Daemon, connection: u64, message: Message) {
         settings.defaults.user = Some(user).filter(|user| !user.is_empty());
     }
     if let Some(workdir) = message.default_workdir {
-        settings.defaults.workdir = Some(workdir)
-            .filter(|path| !path.is_empty())
-            .map(Into::into);
+        settings.defaults.workdir = Some(workdir).filter(|path| !path.is_empty()).map(Into::into);
     }
     settings.sandbox_id = message.sandbox_id.or(settings.sandbox_id.take());
     settings.template_id = message.template_id.or(settings.template_id.take());

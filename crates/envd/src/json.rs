@@ -8,8 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 /// Decoding takes base64 with and without padding, as proto3 JSON parsers must.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_padding_mode(base64::engine::DecodePaddingMode::Indifferent),
+    GeneralPurposeConfig::new().with_decode_padding_mode(base64::engine::DecodePaddingMode::Indifferent),
 );
 
 /// `null` means the default value.
@@ -52,10 +51,7 @@ mod tests {
     #[test]
     fn base64_takes_both_alphabets_and_missing_padding() {
         for text in ["\"+/8=\"", "\"+/8\"", "\"-_8\""] {
-            assert_eq!(
-                serde_json::from_str::<Base64>(text).unwrap().0,
-                [0xfb, 0xff]
-            );
+            assert_eq!(serde_json::from_str::<Base64>(text).unwrap().0, [0xfb, 0xff]);
         }
         assert!(serde_json::from_str::<Base64>("\"*\"").is_err());
     }

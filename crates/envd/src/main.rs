@@ -56,12 +56,7 @@ fn main() -> ExitCode {
             boot::say(&format!("boot failed: {error}{source}"));
             boot::power::give_up();
         }
-        return finish(serve(
-            Machine::Guest,
-            Ipv4Addr::UNSPECIFIED,
-            PORT_DEFAULT,
-            entered,
-        ));
+        return finish(serve(Machine::Guest, Ipv4Addr::UNSPECIFIED, PORT_DEFAULT, entered));
     }
     match parse_arguments() {
         Some(port) => finish(serve(Machine::Host, Ipv4Addr::LOCALHOST, port, uptime())),

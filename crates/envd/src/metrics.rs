@@ -20,10 +20,7 @@ impl CpuClock {
             return 0.0;
         };
         let (last_busy, last_total) = self.last.replace((busy, total));
-        let (busy, total) = (
-            busy.saturating_sub(last_busy),
-            total.saturating_sub(last_total),
-        );
+        let (busy, total) = (busy.saturating_sub(last_busy), total.saturating_sub(last_total));
         if total == 0 {
             0.0
         } else {
@@ -51,14 +48,7 @@ fn memory_bytes(meminfo: &str, key: &str) -> u64 {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    let kib = line.and_then(|value| {
-        value
-            .trim()
-            .trim_end_matches("kB")
-            .trim()
-            .parse::<u64>()
-            .ok()
-    });
+    let kib = line.and_then(|value| value.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }
 

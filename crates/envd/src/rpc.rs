@@ -39,8 +39,7 @@ impl Call {
             user: auth::basic_user(headers),
             timeout: positive_ms(text("connect-timeout-ms")),
             keepalive: positive_ms(text("keepalive-ping-interval")).map(|seconds| seconds * 1000),
-            strict_client: text("user-agent")
-                .is_some_and(|agent| agent.starts_with("connect-python")),
+            strict_client: text("user-agent").is_some_and(|agent| agent.starts_with("connect-python")),
         }
     }
 
@@ -48,12 +47,8 @@ impl Call {
         if body.is_empty() {
             return Ok(T::default());
         }
-        serde_json::from_slice(body).map_err(|error| {
-            RpcError::new(
-                Code::InvalidArgument,
-                format!("cannot read the message: {error}"),
-            )
-        })
+        serde_json::from_slice(body)
+            .map_err(|error| RpcError::new(Code::InvalidArgument, format!("cannot read the message: {error}")))
     }
 }
 
@@ -78,9 +73,7 @@ pub async fn handle(daemon: &Rc<Daemon>, parts: &Parts, body: Incoming) -> Answe
         STREAM_TYPE => stream(daemon, &call, path, body).await,
         UNARY_TYPE => unary(daemon, &call, path, body).await,
         other => {
-            let text = format!(
-                "content type '{other}' is not supported, use {UNARY_TYPE} or {STREAM_TYPE}"
-            );
+            let text = format!("content type '{other}' is not supported, use {UNARY_TYPE} or {STREAM_TYPE}");
             Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, &text)
         }
     }
@@ -96,20 +89,17 @@ async fn unary(daemon: &Rc<Daemon>, call: &Call, path: &str, body: Incoming) -> 
     };
     let result = match call.timeout {
         None => work.await,
-        Some(timeout) => tokio::time::timeout(timeout, work)
-            .await
-            .unwrap_or_else(|_| {
-                Err(RpcError::new(
-                    Code::DeadlineExceeded,
-                    "the deadline of this call has passed",
-                ))
-            }),
+        Some(timeout) => tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+            Err(RpcError::new(
+                Code::DeadlineExceeded,
+                "the deadline of this call has passed",
+            ))
+        }),
     };
     match result {
         Ok(value) => json(StatusCode::OK, value.to_string()),
         Err(error) => {
-            let status = StatusCode::from_u16(error.code.wire().1)
-                .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let status = StatusCode::from_u16(error.code.wire().1).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             json(status, error.body())
         }
     }
@@ -125,15 +115,9 @@ async fn unary_result(
     match path {
         "/process.Process/List" => Ok(process::rpc::list(daemon)),
         "/process.Process/Update" => process::rpc::update(daemon, call, message).map(empty),
-        "/process.Process/SendInput" => process::rpc::send_input(daemon, call, message)
-            .await
-            .map(empty),
-        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message)
-            .await
-            .map(empty),
-        "/process.Process/CloseStdin" => process::rpc::close_stdin(daemon, call, message)
-            .await
-            .map(empty),
+        "/process.Process/SendInput" => process::rpc::send_input(daemon, call, message).await.map(empty),
+        "/process.Process/SendSignal" => process::rpc::send_signal(daemon, call, message).await.map(empty),
+        "/process.Process/CloseStdin" => process::rpc::close_stdin(daemon, call, message).await.map(empty),
         _ => match path.strip_prefix("/filesystem.Filesystem/") {
             Some(method) => files::rpc::unary(daemon, call, method, message).await,
             None => Err(unknown(path)),
@@ -149,9 +133,7 @@ fn unknown(path: &str) -> RpcError {
 async fn stream(daemon: &Rc<Daemon>, call: &Call, path: &str, body: Incoming) -> Answer {
     let reply = match path {
         "/process.Process/Start" => match first_message(body).await {
-            Ok(message) => process::rpc::start(daemon, call, &message)
-                .await
-                .map(Reply::process),
+            Ok(message) => process::rpc::start(daemon, call, &message).await.map(Reply::process),
             Err(error) => Err(error),
         },
         "/process.Process/Connect" => first_message(body)
@@ -194,10 +176,7 @@ async fn first_message(body: Incoming) -> Result<Bytes, RpcError> {
         match reader.next().await? {
             Some(bytes) => decoder.push(&bytes),
             None => {
-                return Err(RpcError::new(
-                    Code::InvalidArgument,
-                    "the request holds no message",
-                ));
+                return Err(RpcError::new(Code::InvalidArgument, "the request holds no message"));
             }
         }
     }
@@ -214,10 +193,7 @@ async fn stream_input(daemon: &Rc<Daemon>, call: &Call, body: Incoming) -> Resul
         match reader.next().await? {
             Some(bytes) => decoder.push(&bytes),
             None if decoder.is_partial() => {
-                return Err(RpcError::new(
-                    Code::InvalidArgument,
-                    "the stream ends inside a message",
-                ));
+                return Err(RpcError::new(Code::InvalidArgument, "the stream ends inside a message"));
             }
             None => return Ok(()),
         }

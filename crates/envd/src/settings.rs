@@ -24,11 +24,7 @@ impl Defaults {
             return users.find(name).ok_or_else(|| name.to_owned());
         }
         let default = self.user.as_deref().unwrap_or(PREFERRED_DEFAULT);
-        let stand_in = if default == PREFERRED_DEFAULT {
-            "root"
-        } else {
-            default
-        };
+        let stand_in = if default == PREFERRED_DEFAULT { "root" } else { default };
         users
             .find(default)
             .or_else(|| users.find(stand_in))

@@ -49,20 +49,14 @@ impl Users {
     }
 
     fn by_uid(&self, uid: u32) -> User {
-        self.entries()
-            .find(|user| user.uid == uid)
-            .unwrap_or_else(|| User {
-                name: if uid == 0 {
-                    "root".into()
-                } else {
-                    uid.to_string()
-                },
-                uid,
-                gid: uid,
-                home: if uid == 0 { "/root".into() } else { "/".into() },
-                shell: "/bin/sh".into(),
-                groups: Vec::new(),
-            })
+        self.entries().find(|user| user.uid == uid).unwrap_or_else(|| User {
+            name: if uid == 0 { "root".into() } else { uid.to_string() },
+            uid,
+            gid: uid,
+            home: if uid == 0 { "/root".into() } else { "/".into() },
+            shell: "/bin/sh".into(),
+            groups: Vec::new(),
+        })
     }
 
     /// Name of a uid for listings; the number itself when the image does not know it.
@@ -72,18 +66,12 @@ impl Users {
 
     /// Name of a gid for listings; the number itself when the image does not know it.
     pub fn group_name(&self, gid: u32) -> String {
-        self.group_lines()
-            .find(|(_, id, _)| *id == gid)
-            .map_or_else(
-                || {
-                    if gid == 0 {
-                        "root".into()
-                    } else {
-                        gid.to_string()
-                    }
-                },
-                |(name, _, _)| name.into(),
-            )
+        self.group_lines().find(|(_, id, _)| *id == gid).map_or_else(
+            || {
+                if gid == 0 { "root".into() } else { gid.to_string() }
+            },
+            |(name, _, _)| name.into(),
+        )
     }
 
     fn entries(&self) -> impl Iterator<Item = User> + '_ {
@@ -93,12 +81,7 @@ impl Users {
     fn group_lines(&self) -> impl Iterator<Item = (&str, u32, &str)> {
         self.group.lines().filter_map(|line| {
             let mut fields = line.split(':');
-            let (name, _, gid, members) = (
-                fields.next()?,
-                fields.next()?,
-                fields.next()?,
-                fields.next()?,
-            );
+            let (name, _, gid, members) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
             Some((name, gid.trim().parse().ok()?, members))
         })
     }
@@ -126,11 +109,7 @@ fn parse_passwd_line(line: &str) -> Option<User> {
         name: (*name).into(),
         uid: uid.parse().ok()?,
         gid: gid.parse().ok()?,
-        home: if home.is_empty() {
-            "/".into()
-        } else {
-            (*home).into()
-        },
+        home: if home.is_empty() { "/".into() } else { (*home).into() },
         shell: if shell.is_empty() {
             "/bin/sh".into()
         } else {
@@ -157,9 +136,7 @@ mod tests {
 
     fn sample() -> Users {
         Users {
-            passwd:
-                "root:x:0:0:root:/root:/bin/bash\n#c\nbad line\nuser:x:1000:1000::/home/user:\n"
-                    .into(),
+            passwd: "root:x:0:0:root:/root:/bin/bash\n#c\nbad line\nuser:x:1000:1000::/home/user:\n".into(),
             group: "root:x:0:\nuser:x:1000:\nsudo:x:27:a,user\ndocker:x:99:xuser\n".into(),
         }
     }
@@ -167,10 +144,7 @@ mod tests {
     #[test]
     fn a_user_has_its_supplementary_groups() {
         let user = sample().find("user").unwrap();
-        assert_eq!(
-            (user.uid, user.gid, user.groups),
-            (1000, 1000, vec![1000, 27])
-        );
+        assert_eq!((user.uid, user.gid, user.groups), (1000, 1000, vec![1000, 27]));
         assert_eq!(user.shell, "/bin/sh");
     }
 

@@ -35,8 +35,7 @@ fn the_token_guards_everything_but_health_and_what_checks_itself() {
             );
         }
         assert_ne!(
-            envd.request(method, path, &[JSON, WITH_TOKEN], b"{}")
-                .status,
+            envd.request(method, path, &[JSON, WITH_TOKEN], b"{}").status,
             401,
             "{method} {path}"
         );
@@ -56,64 +55,36 @@ fn files_take_the_token_or_a_signature_and_say_what_is_wrong() {
     let signature = "v1_gUtH/s9YCJWgCizjfUxuWfhFE4QSydOWEIIvfLwDr6E".replace('/', "%2F");
     let message = |path: &str, headers: &[(&str, &str)]| {
         let answer = envd.get(path, headers);
-        (
-            answer.status,
-            answer.json()["message"].as_str().unwrap().to_owned(),
-        )
+        (answer.status, answer.json()["message"].as_str().unwrap().to_owned())
     };
-    assert_eq!(
-        message(path, &[]),
-        (401, "missing signature query parameter".into())
-    );
+    assert_eq!(message(path, &[]), (401, "missing signature query parameter".into()));
     assert_eq!(
         message(&format!("{path}&signature=v1_x"), &[]),
         (401, "invalid signature".into())
     );
     let wrong = message(path, &[("x-access-token", "wrong")]);
-    assert_eq!(
-        wrong,
-        (
-            401,
-            "access token present in header but does not match".into()
-        )
-    );
+    assert_eq!(wrong, (401, "access token present in header but does not match".into()));
     // Past the check, the user `user` or the file is what is missing.
     let (status, text) = message(&format!("{path}&signature={signature}"), &[]);
-    assert!(
-        status == 404 || text.contains("unknown user"),
-        "{status} {text}"
-    );
+    assert!(status == 404 || text.contains("unknown user"), "{status} {text}");
     let answer = envd.post(&format!("{path}&signature={signature}"), &[], b"");
     assert_eq!(answer.json()["message"], "invalid signature");
-    assert_eq!(
-        envd.get("/files?path=/etc/passwd", &[WITH_TOKEN]).status,
-        200
-    );
+    assert_eq!(envd.get("/files?path=/etc/passwd", &[WITH_TOKEN]).status, 200);
 }
 
 #[test]
 fn init_sets_the_token_once_and_changes_it_only_for_who_knows_it() {
     let envd = secured();
     let init = |headers: &[(&str, &str)], message: serde_json::Value| {
-        envd.post("/init", headers, message.to_string().as_bytes())
-            .status
+        envd.post("/init", headers, message.to_string().as_bytes()).status
     };
     assert_eq!(init(&[], json!({ "envVars": { "A": "1" } })), 401);
     assert_eq!(init(&[], json!({ "accessToken": "other" })), 401);
-    assert_eq!(
-        init(
-            &[],
-            json!({ "accessToken": TOKEN, "envVars": { "A": "2" } })
-        ),
-        204
-    );
+    assert_eq!(init(&[], json!({ "accessToken": TOKEN, "envVars": { "A": "2" } })), 204);
     assert_eq!(envd.get("/envs", &[WITH_TOKEN]).json()["A"], "2");
     assert_eq!(init(&[WITH_TOKEN], json!({ "accessToken": "next" })), 204);
     assert_eq!(envd.get("/envs", &[WITH_TOKEN]).status, 401);
-    assert_eq!(
-        init(&[("x-access-token", "next")], json!({ "accessToken": "" })),
-        204
-    );
+    assert_eq!(init(&[("x-access-token", "next")], json!({ "accessToken": "" })), 204);
     assert_eq!(envd.get("/envs", &[]).json()["A"], "2");
 }
 
@@ -164,10 +135,7 @@ fn browsers_may_read_every_answer() {
             "{path}"
         );
     }
-    let asked = [(
-        "access-control-request-headers",
-        "authorization,x-access-token",
-    )];
+    let asked = [("access-control-request-headers", "authorization,x-access-token")];
     let answer = envd.request("OPTIONS", "/process.Process/Start", &asked, b"");
     assert_eq!(
         answer.header("access-control-allow-headers"),
@@ -192,9 +160,6 @@ fn metrics_have_all_their_fields() {
         assert!(metrics[key].as_u64().unwrap() > 0, "{key}");
     }
     assert!(metrics["cpu_used_pct"].as_f64().unwrap() <= 100.0);
-    assert_eq!(
-        envd.get("/health", &[]).header("cache-control"),
-        Some("no-store")
-    );
+    assert_eq!(envd.get("/health", &[]).header("cache-control"), Some("no-store"));
     assert_eq!(envd.post("/health", &[], b"").status, 405);
 }

@@ -25,9 +25,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 fn gunzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    flate2::read::GzDecoder::new(bytes)
-        .read_to_end(&mut out)
-        .unwrap();
+    flate2::read::GzDecoder::new(bytes).read_to_end(&mut out).unwrap();
     out
 }
 
@@ -35,9 +33,7 @@ fn gunzip(bytes: &[u8]) -> Vec<u8> {
 fn form(parts: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     let mut body = Vec::new();
     for (name, content) in parts {
-        body.extend_from_slice(
-            b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"",
-        );
+        body.extend_from_slice(b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"");
         body.extend_from_slice(name.as_bytes());
         body.extend_from_slice(b"\"\r\nContent-Type: application/octet-stream\r\n\r\n");
         body.extend_from_slice(content);
@@ -66,18 +62,12 @@ impl Place {
 
     fn upload(&self, name: &str, content: &[u8]) -> Value {
         let answer = self.envd.post(&url(&self.path(name)), &[RAW], content);
-        assert_eq!(
-            answer.status,
-            200,
-            "{}",
-            String::from_utf8_lossy(&answer.body)
-        );
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
         answer.json()
     }
 
     fn call(&self, method: &str, message: &Value) -> Value {
-        self.envd
-            .call(&format!("filesystem.Filesystem/{method}"), message)
+        self.envd.call(&format!("filesystem.Filesystem/{method}"), message)
     }
 
     fn error(&self, method: &str, message: &Value) -> String {
@@ -90,21 +80,14 @@ impl Place {
 fn content_comes_back_as_it_was_sent() {
     let place = Place::new();
     let big: Vec<u8> = (0..1_500_000u32).flat_map(u32::to_le_bytes).collect();
-    for (name, content) in [
-        ("empty", &b""[..]),
-        ("sub/dir/ü b\nc", b"hello"),
-        ("big", &big),
-    ] {
+    for (name, content) in [("empty", &b""[..]), ("sub/dir/ü b\nc", b"hello"), ("big", &big)] {
         let info = place.upload(name, content);
         assert_eq!(info[0]["path"], place.path(name));
         assert_eq!(info[0]["type"], "file");
         let answer = place.envd.get(&url(&place.path(name)), &[]);
         assert_eq!((answer.status, answer.body.len()), (200, content.len()));
         assert!(answer.body == content);
-        assert_eq!(
-            std::fs::metadata(place.path(name)).unwrap().mode() & 0o777,
-            0o644
-        );
+        assert_eq!(std::fs::metadata(place.path(name)).unwrap().mode() & 0o777, 0o644);
     }
 }
 
@@ -132,18 +115,10 @@ fn a_form_writes_each_part_to_the_path_in_its_filename() {
         .iter()
         .map(|(wire, name)| (place.path(wire), name.as_bytes()))
         .collect();
-    let parts: Vec<(&str, &[u8])> = parts
-        .iter()
-        .map(|(wire, content)| (wire.as_str(), *content))
-        .collect();
+    let parts: Vec<(&str, &[u8])> = parts.iter().map(|(wire, content)| (wire.as_str(), *content)).collect();
     let (kind, body) = form(&parts);
     let answer = place.envd.post("/files", &[("content-type", &kind)], &body);
-    assert_eq!(
-        answer.status,
-        200,
-        "{}",
-        String::from_utf8_lossy(&answer.body)
-    );
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     for (index, (_, name)) in names.iter().enumerate() {
         assert_eq!(answer.json()[index]["path"], place.path(name));
         assert_eq!(std::fs::read_to_string(place.path(name)).unwrap(), *name);
@@ -154,18 +129,14 @@ fn a_form_writes_each_part_to_the_path_in_its_filename() {
 fn a_path_in_the_query_names_the_one_file_of_a_form() {
     let place = Place::new();
     let (kind, body) = form(&[("ignored", b"x")]);
-    let answer = place.envd.post(
-        &url(&place.path("there")),
-        &[("content-type", &kind)],
-        &body,
-    );
+    let answer = place
+        .envd
+        .post(&url(&place.path("there")), &[("content-type", &kind)], &body);
     assert_eq!(answer.json()[0]["path"], place.path("there"));
     let (kind, body) = form(&[("a", b"x"), ("b", b"y")]);
-    let answer = place.envd.post(
-        &url(&place.path("there")),
-        &[("content-type", &kind)],
-        &body,
-    );
+    let answer = place
+        .envd
+        .post(&url(&place.path("there")), &[("content-type", &kind)], &body);
     assert_eq!(answer.status, 400);
 }
 
@@ -174,20 +145,12 @@ fn compressed_bodies_are_unpacked_in_both_forms() {
     let place = Place::new();
     let text = b"text ".repeat(100_000);
     let headers = [RAW, ("content-encoding", "gzip")];
-    let answer = place
-        .envd
-        .post(&url(&place.path("raw")), &headers, &gzip(&text));
+    let answer = place.envd.post(&url(&place.path("raw")), &headers, &gzip(&text));
     assert_eq!(answer.status, 200);
     assert!(std::fs::read(place.path("raw")).unwrap() == text);
     let (kind, body) = form(&[(&place.path("form"), &text)]);
-    let headers = [
-        ("content-type", kind.as_str()),
-        ("content-encoding", "gzip"),
-    ];
-    assert_eq!(
-        place.envd.post("/files", &headers, &gzip(&body)).status,
-        200
-    );
+    let headers = [("content-type", kind.as_str()), ("content-encoding", "gzip")];
+    assert_eq!(place.envd.post("/files", &headers, &gzip(&body)).status, 200);
     assert!(std::fs::read(place.path("form")).unwrap() == text);
     let answer = place.envd.post(
         &url(&place.path("bad")),
@@ -196,11 +159,9 @@ fn compressed_bodies_are_unpacked_in_both_forms() {
     );
     assert_eq!(answer.status, 400);
     assert!(!std::path::Path::new(&place.path("bad")).exists());
-    let answer = place.envd.post(
-        &url(&place.path("bad")),
-        &[RAW, ("content-encoding", "br")],
-        b"x",
-    );
+    let answer = place
+        .envd
+        .post(&url(&place.path("bad")), &[RAW, ("content-encoding", "br")], b"x");
     assert_eq!(answer.status, 400);
 }
 
@@ -209,9 +170,7 @@ fn a_download_is_compressed_when_gzip_is_asked_for() {
     let place = Place::new();
     let text = b"text ".repeat(200_000);
     place.upload("f", &text);
-    let answer = place
-        .envd
-        .get(&url(&place.path("f")), &[("accept-encoding", "gzip")]);
+    let answer = place.envd.get(&url(&place.path("f")), &[("accept-encoding", "gzip")]);
     assert_eq!(answer.header("content-encoding"), Some("gzip"));
     assert!(answer.body.len() < text.len() / 10);
     assert!(gunzip(&answer.body) == text);
@@ -220,14 +179,10 @@ fn a_download_is_compressed_when_gzip_is_asked_for() {
         .envd
         .get(&url(&place.path("empty")), &[("accept-encoding", "gzip")]);
     assert_eq!(gunzip(&empty.body), b"");
-    let answer = place.envd.get(
-        &url(&place.path("f")),
-        &[("accept-encoding", "identity;q=0, br")],
-    );
-    assert_eq!(
-        (answer.status, answer.json()["code"].as_i64()),
-        (406, Some(406))
-    );
+    let answer = place
+        .envd
+        .get(&url(&place.path("f")), &[("accept-encoding", "identity;q=0, br")]);
+    assert_eq!((answer.status, answer.json()["code"].as_i64()), (406, Some(406)));
 }
 
 #[test]
@@ -238,10 +193,7 @@ fn ranges_are_answered_with_their_part() {
     let part = get("bytes=2-4");
     assert_eq!((part.status, part.body.as_slice()), (206, &b"234"[..]));
     assert_eq!(part.header("content-range"), Some("bytes 2-4/10"));
-    assert_eq!(
-        part.header("content-disposition"),
-        Some("inline; filename=\"f\"")
-    );
+    assert_eq!(part.header("content-disposition"), Some("inline; filename=\"f\""));
     assert_eq!(get("bytes=-3").body, b"789");
     let beyond = get("bytes=10-");
     assert_eq!(
@@ -256,19 +208,9 @@ fn files_of_the_kernel_are_read_to_their_end() {
     let place = Place::new();
     let answer = place.envd.get(&url("/proc/self/status"), &[]);
     assert_eq!(answer.status, 200);
-    assert!(
-        String::from_utf8(answer.body)
-            .unwrap()
-            .contains("aenv-envd")
-    );
-    let maps = place
-        .envd
-        .get(&url("/proc/self/maps"), &[("accept-encoding", "gzip")]);
-    assert!(
-        String::from_utf8(gunzip(&maps.body))
-            .unwrap()
-            .contains("[stack]")
-    );
+    assert!(String::from_utf8(answer.body).unwrap().contains("aenv-envd"));
+    let maps = place.envd.get(&url("/proc/self/maps"), &[("accept-encoding", "gzip")]);
+    assert!(String::from_utf8(gunzip(&maps.body)).unwrap().contains("[stack]"));
 }
 
 #[test]
@@ -281,10 +223,9 @@ fn what_cannot_be_downloaded_says_why() {
     assert_eq!(missing.json(), json!({ "code": 404, "message": text }));
     assert_eq!(get(&place.path("")).status, 400);
     assert_eq!(get("/dev/zero").status, 400);
-    let user = place.envd.get(
-        &format!("{}&username=nobody-here", url("/etc/hostname")),
-        &[],
-    );
+    let user = place
+        .envd
+        .get(&format!("{}&username=nobody-here", url("/etc/hostname")), &[]);
     assert_eq!(user.status, 401);
 }
 
@@ -305,10 +246,7 @@ fn what_cannot_be_uploaded_says_why() {
     );
     let (kind, _) = form(&[]);
     assert_eq!(
-        place
-            .envd
-            .post("/files", &[("content-type", &kind)], b"broken")
-            .status,
+        place.envd.post("/files", &[("content-type", &kind)], b"broken").status,
         400
     );
 }
@@ -318,13 +256,7 @@ fn a_disk_that_cannot_hold_the_body_is_507_before_anything_is_lost() {
     let place = Place::new();
     place.upload("f", b"old");
     let mut stream = place.envd.connect();
-    send_head(
-        &mut stream,
-        "POST",
-        &url(&place.path("f")),
-        &[RAW],
-        Some(1 << 60),
-    );
+    send_head(&mut stream, "POST", &url(&place.path("f")), &[RAW], Some(1 << 60));
     let (status, _) = support::read_head(&mut std::io::BufReader::new(stream));
     assert_eq!(status, 507);
     assert_eq!(std::fs::read(place.path("f")).unwrap(), b"old");
@@ -334,20 +266,12 @@ fn a_disk_that_cannot_hold_the_body_is_507_before_anything_is_lost() {
 fn an_upload_that_breaks_off_leaves_no_half_new_file() {
     let place = Place::new();
     let mut stream = place.envd.connect();
-    send_head(
-        &mut stream,
-        "POST",
-        &url(&place.path("half")),
-        &[RAW],
-        Some(1_000_000),
-    );
+    send_head(&mut stream, "POST", &url(&place.path("half")), &[RAW], Some(1_000_000));
     stream.write_all(&[0; 600_000]).unwrap();
     let path = place.path("half");
     support::eventually("the file is begun", || std::path::Path::new(&path).exists());
     drop(stream);
-    support::eventually("the file is removed", || {
-        !std::path::Path::new(&path).exists()
-    });
+    support::eventually("the file is removed", || !std::path::Path::new(&path).exists());
     assert_eq!(place.envd.get("/health", &[]).status, 204);
 }
 
@@ -355,15 +279,8 @@ fn an_upload_that_breaks_off_leaves_no_half_new_file() {
 fn metadata_is_kept_with_the_file_and_replaced_by_the_next_upload() {
     // Attributes of users need a file system that has them; tmpfs has since Linux 6.6.
     let place = Place::new();
-    let headers = [
-        RAW,
-        ("X-Metadata-Author", "mish"),
-        ("x-metadata-purpose", "test"),
-    ];
-    let info = place
-        .envd
-        .post(&url(&place.path("f")), &headers, b"x")
-        .json();
+    let headers = [RAW, ("X-Metadata-Author", "mish"), ("x-metadata-purpose", "test")];
+    let info = place.envd.post(&url(&place.path("f")), &headers, b"x").json();
     let want = json!({ "author": "mish", "purpose": "test" });
     assert_eq!(info[0]["metadata"], want);
     let entry = place.call(
@@ -377,11 +294,9 @@ fn metadata_is_kept_with_the_file_and_replaced_by_the_next_upload() {
         place.call("Stat", &json!({ "path": place.path("n/g") }))["entry"]["metadata"],
         Value::Null
     );
-    let bad = place.envd.post(
-        &url(&place.path("bad")),
-        &[RAW, ("x-metadata-a", "ü")],
-        b"x",
-    );
+    let bad = place
+        .envd
+        .post(&url(&place.path("bad")), &[RAW, ("x-metadata-a", "ü")], b"x");
     assert_eq!(bad.status, 400);
     assert!(!std::path::Path::new(&place.path("bad")).exists());
 }
@@ -393,10 +308,7 @@ fn directories_are_made_listed_and_removed() {
     let made = place.call("MakeDir", &json!({ "path": path }));
     assert_eq!(made["entry"]["type"], "FILE_TYPE_DIRECTORY");
     assert_eq!(made["entry"]["permissions"], "drwxr-xr-x");
-    assert_eq!(
-        place.error("MakeDir", &json!({ "path": path })),
-        "already_exists"
-    );
+    assert_eq!(place.error("MakeDir", &json!({ "path": path })), "already_exists");
     place.upload("d/a", b"1234");
     assert_eq!(
         place.error("MakeDir", &json!({ "path": place.path("d/a") })),
@@ -417,17 +329,10 @@ fn directories_are_made_listed_and_removed() {
             .collect()
     };
     let link = place.path("link");
-    assert_eq!(
-        names(&link, 0),
-        [format!("{link}/a"), format!("{link}/sub")]
-    );
+    assert_eq!(names(&link, 0), [format!("{link}/a"), format!("{link}/sub")]);
     assert_eq!(
         names(&link, 2),
-        [
-            format!("{link}/a"),
-            format!("{link}/sub"),
-            format!("{link}/sub/deep")
-        ]
+        [format!("{link}/a"), format!("{link}/sub"), format!("{link}/sub/deep")]
     );
     assert_eq!(
         place.error("ListDir", &json!({ "path": place.path("d/a") })),
@@ -441,10 +346,7 @@ fn directories_are_made_listed_and_removed() {
     assert!(std::path::Path::new(&path).exists());
     place.call("Remove", &json!({ "path": place.path("d") }));
     assert!(!std::path::Path::new(&path).exists());
-    assert_eq!(
-        place.call("Remove", &json!({ "path": place.path("d") })),
-        json!({})
-    );
+    assert_eq!(place.call("Remove", &json!({ "path": place.path("d") })), json!({}));
 }
 
 #[test]
@@ -458,15 +360,9 @@ fn an_entry_is_described_with_text_for_large_numbers() {
     );
     assert!(entry["modifiedTime"].as_str().unwrap().ends_with('Z'));
     assert_eq!(entry.get("isSymlink"), None);
+    assert_eq!(place.error("Stat", &json!({ "path": place.path("nope") })), "not_found");
     assert_eq!(
-        place.error("Stat", &json!({ "path": place.path("nope") })),
-        "not_found"
-    );
-    assert_eq!(
-        place.error(
-            "Move",
-            &json!({ "source": place.path("nope"), "destination": "/x" })
-        ),
+        place.error("Move", &json!({ "source": place.path("nope"), "destination": "/x" })),
         "not_found"
     );
 }
@@ -475,18 +371,11 @@ fn an_entry_is_described_with_text_for_large_numbers() {
 fn watchers_are_told_to_be_missing() {
     let place = Place::new();
     for method in ["CreateWatcher", "GetWatcherEvents", "RemoveWatcher"] {
-        assert_eq!(
-            place.error(method, &json!({ "path": "/" })),
-            "unimplemented"
-        );
+        assert_eq!(place.error(method, &json!({ "path": "/" })), "unimplemented");
     }
     let stream = place
         .envd
-        .stream(
-            "filesystem.Filesystem/WatchDir",
-            &[],
-            &json!({ "path": "/" }),
-        )
+        .stream("filesystem.Filesystem/WatchDir", &[], &json!({ "path": "/" }))
         .finish();
     assert_eq!(stream.error_code(), "unimplemented");
 }
@@ -495,15 +384,9 @@ fn watchers_are_told_to_be_missing() {
 fn names_that_are_too_long_are_an_error_and_not_a_crash() {
     let place = Place::new();
     let long = place.path(&"n".repeat(300));
-    assert_eq!(
-        place.error("Stat", &json!({ "path": long })),
-        "invalid_argument"
-    );
+    assert_eq!(place.error("Stat", &json!({ "path": long })), "invalid_argument");
     assert_eq!(place.envd.post(&url(&long), &[RAW], b"x").status, 500);
-    assert_eq!(
-        place.error("Stat", &json!({ "path": "/a\u{0}b" })),
-        "invalid_argument"
-    );
+    assert_eq!(place.error("Stat", &json!({ "path": "/a\u{0}b" })), "invalid_argument");
 }
 
 #[test]

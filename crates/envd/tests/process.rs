@@ -6,9 +6,7 @@ mod support;
 use std::io::{Read, Write};
 
 use serde_json::json;
-use support::{
-    Envd, Events, encode, envelope, eventually, is_alive, send_chunk, send_head, shell_message,
-};
+use support::{Envd, Events, encode, envelope, eventually, is_alive, send_chunk, send_head, shell_message};
 
 #[test]
 fn a_command_tells_its_outputs_apart_and_its_exit_code() {
@@ -52,9 +50,7 @@ fn the_last_output_is_never_missing() {
 fn a_missing_command_is_127_with_its_name() {
     let envd = Envd::start();
     for cmd in ["no-such-command", "/no/such/command"] {
-        let done = envd
-            .start_process(&json!({ "process": { "cmd": cmd } }))
-            .finish();
+        let done = envd.start_process(&json!({ "process": { "cmd": cmd } })).finish();
         assert_eq!(done.exit_code(), 127);
         assert_eq!(done.err(), format!("{cmd}: command not found\n"));
         assert!(done.end.unwrap()["error"].as_str().unwrap().contains(cmd));
@@ -68,10 +64,7 @@ fn a_file_that_cannot_be_run_is_126() {
         .start_process(&json!({ "process": { "cmd": "/etc/passwd" } }))
         .finish();
     assert_eq!(done.exit_code(), 126);
-    assert_eq!(
-        done.err(),
-        "/etc/passwd: cannot execute: Permission denied\n"
-    );
+    assert_eq!(done.err(), "/etc/passwd: cannot execute: Permission denied\n");
 }
 
 #[test]
@@ -91,19 +84,13 @@ fn a_wrong_directory_user_or_command_is_an_error_without_a_process() {
         ("invalid_argument", "cwd '/no/such' does not exist")
     );
     assert_eq!(error(json!({})).0, "invalid_argument");
-    assert_eq!(
-        error(json!({ "process": { "cmd": "a\u{0}b" } })).0,
-        "invalid_argument"
-    );
+    assert_eq!(error(json!({ "process": { "cmd": "a\u{0}b" } })).0, "invalid_argument");
     let headers = [("authorization", "Basic bm9ib2R5LWhlcmU6")];
     let done = envd
         .stream("process.Process/Start", &headers, &shell_message("true"))
         .finish();
     assert_eq!(done.error_code(), "unauthenticated");
-    assert_eq!(
-        done.frame["error"]["message"],
-        "invalid username: 'nobody-here'"
-    );
+    assert_eq!(done.frame["error"]["message"], "invalid username: 'nobody-here'");
 }
 
 #[test]
@@ -128,7 +115,8 @@ fn the_environment_is_the_sandbox_and_the_request_and_nothing_of_the_daemon() {
 #[test]
 fn a_child_inherits_nothing_but_its_three_descriptors() {
     let envd = Envd::start();
-    let line = "ls /proc/self/fd; grep SigBlk /proc/self/status; cat /proc/self/oom_score_adj; grep SigIgn /proc/self/status";
+    let line =
+        "ls /proc/self/fd; grep SigBlk /proc/self/status; cat /proc/self/oom_score_adj; grep SigIgn /proc/self/status";
     let out = envd.shell(line).out();
     // ls itself opens one more descriptor.
     let (head, ignored) = out.split_once("SigIgn:\t").unwrap();
@@ -153,21 +141,13 @@ fn a_background_grandchild_that_writes_for_ever_neither_holds_nor_blocks() {
     let envd = Envd::start();
     let done = envd.shell("(trap '' PIPE; while :; do echo x; done) & echo $!");
     assert_eq!(done.exit_code(), 0);
-    let grandchild: u64 = done
-        .out()
-        .lines()
-        .find(|line| *line != "x")
-        .unwrap()
-        .parse()
-        .unwrap();
+    let grandchild: u64 = done.out().lines().find(|line| *line != "x").unwrap().parse().unwrap();
     let ticks = |pid: u64| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.rsplit(' ').nth(38).unwrap().parse::<u64>().unwrap()
     };
     let before = ticks(grandchild);
-    eventually("the grandchild goes on writing", || {
-        ticks(grandchild) > before + 2
-    });
+    eventually("the grandchild goes on writing", || ticks(grandchild) > before + 2);
     envd.shell(&format!("kill -9 {grandchild}"));
 }
 
@@ -193,20 +173,13 @@ fn a_dropped_stream_leaves_the_process_and_its_output() {
     events.cut();
     std::fs::write(&gate, "").unwrap();
     let connect = json!({ "process": { "pid": pid } });
-    let done = envd
-        .stream("process.Process/Connect", &[], &connect)
-        .finish();
+    let done = envd.stream("process.Process/Connect", &[], &connect).finish();
     assert_eq!(
         (done.pid, done.out().as_str(), done.exit_code()),
         (pid, "before\nafter\n", 0)
     );
-    let again = envd
-        .stream("process.Process/Connect", &[], &connect)
-        .finish();
-    assert_eq!(
-        (again.out().as_str(), again.exit_code()),
-        ("before\nafter\n", 0)
-    );
+    let again = envd.stream("process.Process/Connect", &[], &connect).finish();
+    assert_eq!((again.out().as_str(), again.exit_code()), ("before\nafter\n", 0));
 }
 
 #[test]
@@ -239,10 +212,7 @@ fn a_process_is_listed_signalled_and_then_not_found() {
     let pid = events.pid();
     let list = envd.call("process.Process/List", &json!({}));
     let entry = &list["processes"][0];
-    assert_eq!(
-        (entry["pid"].as_u64(), entry["tag"].as_str()),
-        (Some(pid), Some("t"))
-    );
+    assert_eq!((entry["pid"].as_u64(), entry["tag"].as_str()), (Some(pid), Some("t")));
     assert_eq!(entry["config"]["args"], json!(["1000"]));
     envd.call(
         "process.Process/SendSignal",
@@ -278,11 +248,7 @@ fn a_timeout_kills_the_whole_group_and_keeps_the_partial_output() {
     let envd = Envd::start();
     let message = shell_message("sleep 1000 & echo $!; wait");
     let done = envd
-        .stream(
-            "process.Process/Start",
-            &[("connect-timeout-ms", "200")],
-            &message,
-        )
+        .stream("process.Process/Start", &[("connect-timeout-ms", "200")], &message)
         .finish();
     assert_eq!(done.error_code(), "deadline_exceeded");
     assert!(done.end.is_none());
@@ -307,11 +273,7 @@ fn a_timeout_of_zero_or_less_means_none() {
     for timeout in ["0", "-5", ""] {
         let headers = [("connect-timeout-ms", timeout)];
         let done = envd
-            .stream(
-                "process.Process/Start",
-                &headers,
-                &shell_message("sleep 0.05"),
-            )
+            .stream("process.Process/Start", &headers, &shell_message("sleep 0.05"))
             .finish();
         assert_eq!(done.exit_code(), 0);
     }
@@ -320,16 +282,11 @@ fn a_timeout_of_zero_or_less_means_none() {
 #[test]
 fn the_deadline_of_connect_ends_the_stream_and_not_the_process() {
     let envd = Envd::start();
-    let mut events =
-        envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
+    let mut events = envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
     let pid = events.pid();
     let connect = json!({ "process": { "pid": pid } });
     let done = envd
-        .stream(
-            "process.Process/Connect",
-            &[("connect-timeout-ms", "50")],
-            &connect,
-        )
+        .stream("process.Process/Connect", &[("connect-timeout-ms", "50")], &connect)
         .finish();
     assert_eq!(done.error_code(), "deadline_exceeded");
     assert!(is_alive(pid));
@@ -344,14 +301,10 @@ fn the_deadline_of_connect_ends_the_stream_and_not_the_process() {
 fn connect_to_an_unknown_process_is_not_found() {
     let envd = Envd::start();
     let error = |selector| {
-        envd.stream(
-            "process.Process/Connect",
-            &[],
-            &json!({ "process": selector }),
-        )
-        .finish()
-        .error_code()
-        .to_owned()
+        envd.stream("process.Process/Connect", &[], &json!({ "process": selector }))
+            .finish()
+            .error_code()
+            .to_owned()
     };
     assert_eq!(error(json!({ "pid": 999_999_999 })), "not_found");
     assert_eq!(error(json!({ "tag": "nobody" })), "not_found");
@@ -373,10 +326,7 @@ fn stdin_is_sent_in_order_and_closed() {
         envd.call_error("process.Process/SendInput", &pty),
         "failed_precondition"
     );
-    envd.call(
-        "process.Process/CloseStdin",
-        &json!({ "process": selector }),
-    );
+    envd.call("process.Process/CloseStdin", &json!({ "process": selector }));
     let done = events.finish();
     assert_eq!((done.out().as_str(), done.exit_code()), ("Hello, ünï\n", 0));
 }
@@ -384,27 +334,20 @@ fn stdin_is_sent_in_order_and_closed() {
 #[test]
 fn input_larger_than_a_pipe_waits_for_the_reader() {
     let envd = Envd::start();
-    let mut events =
-        envd.start_process(&json!({ "process": { "cmd": "/usr/bin/wc", "args": ["-c"] } }));
+    let mut events = envd.start_process(&json!({ "process": { "cmd": "/usr/bin/wc", "args": ["-c"] } }));
     let pid = events.pid();
-    let input =
-        json!({ "process": { "pid": pid }, "input": { "stdin": encode(&vec![b'x'; 3_000_000]) } });
+    let input = json!({ "process": { "pid": pid }, "input": { "stdin": encode(&vec![b'x'; 3_000_000]) } });
     envd.call("process.Process/SendInput", &input);
-    envd.call(
-        "process.Process/CloseStdin",
-        &json!({ "process": { "pid": pid } }),
-    );
+    envd.call("process.Process/CloseStdin", &json!({ "process": { "pid": pid } }));
     assert_eq!(events.finish().out().trim(), "3000000");
 }
 
 #[test]
 fn a_writer_is_released_when_the_process_ends() {
     let envd = Envd::start();
-    let mut events =
-        envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
+    let mut events = envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
     let pid = events.pid();
-    let input =
-        json!({ "process": { "pid": pid }, "input": { "stdin": encode(&vec![b'x'; 300_000]) } });
+    let input = json!({ "process": { "pid": pid }, "input": { "stdin": encode(&vec![b'x'; 300_000]) } });
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| envd.call_error("process.Process/SendInput", &input));
         envd.call(
@@ -412,10 +355,7 @@ fn a_writer_is_released_when_the_process_ends() {
             &json!({ "process": { "pid": pid }, "signal": "SIGNAL_SIGKILL" }),
         );
         let code = writer.join().unwrap();
-        assert!(
-            code == "failed_precondition" || code == "not_found",
-            "{code}"
-        );
+        assert!(code == "failed_precondition" || code == "not_found", "{code}");
     });
 }
 
@@ -433,13 +373,7 @@ fn an_input_stream_writes_its_messages() {
     let pid = events.pid();
     let mut stream = envd.connect();
     let headers = [("content-type", "application/connect+json")];
-    send_head(
-        &mut stream,
-        "POST",
-        "/process.Process/StreamInput",
-        &headers,
-        None,
-    );
+    send_head(&mut stream, "POST", "/process.Process/StreamInput", &headers, None);
     for message in [
         json!({ "start": { "process": { "pid": pid } } }),
         json!({ "keepalive": {} }),
@@ -452,10 +386,7 @@ fn an_input_stream_writes_its_messages() {
     let mut answer = Events::open(stream);
     assert_eq!(answer.next_frame(), (0, json!({})));
     assert_eq!(answer.next_frame(), (2, json!({})));
-    envd.call(
-        "process.Process/CloseStdin",
-        &json!({ "process": { "pid": pid } }),
-    );
+    envd.call("process.Process/CloseStdin", &json!({ "process": { "pid": pid } }));
     assert_eq!(events.finish().out(), "one two");
 }
 
@@ -469,16 +400,12 @@ fn a_terminal_has_a_size_takes_input_and_ends() {
     let mut events = envd.start_process(&message);
     let pid = events.pid();
     let send = |text: &str| {
-        let input =
-            json!({ "process": { "pid": pid }, "input": { "pty": encode(text.as_bytes()) } });
+        let input = json!({ "process": { "pid": pid }, "input": { "pty": encode(text.as_bytes()) } });
         envd.call("process.Process/SendInput", &input);
     };
     send("stty size; tty; echo $LANG\n");
     let text = events.until("pty", "C.UTF-8");
-    assert!(
-        text.contains("25 81") && text.contains("/dev/pts/"),
-        "{text}"
-    );
+    assert!(text.contains("25 81") && text.contains("/dev/pts/"), "{text}");
     envd.call(
         "process.Process/Update",
         &json!({ "process": { "pid": pid }, "pty": { "size": { "cols": 100, "rows": 40 } } }),
@@ -497,8 +424,7 @@ fn a_terminal_has_a_size_takes_input_and_ends() {
 #[test]
 fn end_of_file_typed_at_a_terminal_ends_the_shell() {
     let envd = Envd::start();
-    let message =
-        json!({ "process": { "cmd": "/bin/sh" }, "pty": { "size": { "cols": 80, "rows": 24 } } });
+    let message = json!({ "process": { "cmd": "/bin/sh" }, "pty": { "size": { "cols": 80, "rows": 24 } } });
     let mut events = envd.start_process(&message);
     let pid = events.pid();
     let input = json!({ "process": { "pid": pid }, "input": { "pty": encode(b"\x04") } });
@@ -543,11 +469,7 @@ fn keepalives_come_at_the_interval_of_the_client() {
     let envd = Envd::start();
     let headers = [("keepalive-ping-interval", "1")];
     let done = envd
-        .stream(
-            "process.Process/Start",
-            &headers,
-            &shell_message("sleep 1.2"),
-        )
+        .stream("process.Process/Start", &headers, &shell_message("sleep 1.2"))
         .finish();
     assert_eq!((done.keepalives, done.exit_code()), (1, 0));
 }
@@ -556,22 +478,15 @@ fn keepalives_come_at_the_interval_of_the_client() {
 fn a_new_life_drops_the_connections_of_the_old_one_and_keeps_the_processes() {
     let envd = Envd::start();
     envd.init(&json!({ "lifecycleID": "one" }));
-    let mut events =
-        envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
+    let mut events = envd.start_process(&json!({ "process": { "cmd": "/bin/sleep", "args": ["1000"] } }));
     let pid = events.pid();
     envd.init(&json!({ "lifecycleID": "one" }));
     assert!(is_alive(pid));
     envd.init(&json!({ "lifecycleID": "two" }));
     let mut rest = Vec::new();
-    let cut = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        rest.push(events.next_frame())
-    }));
+    let cut = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rest.push(events.next_frame())));
     assert!(cut.is_err(), "{rest:?}");
-    let mut again = envd.stream(
-        "process.Process/Connect",
-        &[],
-        &json!({ "process": { "pid": pid } }),
-    );
+    let mut again = envd.stream("process.Process/Connect", &[], &json!({ "process": { "pid": pid } }));
     assert_eq!(again.pid(), pid);
     envd.call(
         "process.Process/SendSignal",
@@ -607,18 +522,13 @@ fn what_is_not_understood_is_refused_in_the_right_form() {
         (501, Some("unimplemented"))
     );
     let broken = unary("/process.Process/List2", "application/proto", b"");
-    assert_eq!(
-        (broken.status, broken.json()["code"].as_i64()),
-        (415, Some(415))
-    );
+    assert_eq!((broken.status, broken.json()["code"].as_i64()), (415, Some(415)));
     let bad = unary("/process.Process/SendInput", "application/json", b"{");
     assert_eq!(
         (bad.status, bad.json()["code"].as_str()),
         (400, Some("invalid_argument"))
     );
-    let stream = envd
-        .stream("process.Process/Nope", &[], &json!({}))
-        .finish();
+    let stream = envd.stream("process.Process/Nope", &[], &json!({})).finish();
     assert_eq!(stream.error_code(), "unimplemented");
     assert_eq!(envd.get("/process.Process/List", &[]).status, 405);
     assert_eq!(envd.get("/nope", &[]).json()["code"], 404);

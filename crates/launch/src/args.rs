@@ -133,9 +133,7 @@ mod test {
 
     #[test]
     fn everything_after_the_dashes_belongs_to_the_program() {
-        let request = parse_words(&[
-            "--record", "r", "--log", "l", "--", "prog", "--", "--log", "",
-        ]);
+        let request = parse_words(&["--record", "r", "--log", "l", "--", "prog", "--", "--log", ""]);
         assert_eq!(request.unwrap().argv, ["prog", "--", "--log", ""]);
     }
 
@@ -145,10 +143,7 @@ mod test {
             parse_words(&["--record", "r", "--", "prog"]),
             Err(ArgsError::MissingOption("--log"))
         );
-        assert_eq!(
-            parse_words(&["--record", "r", "--log", "l"]),
-            Err(ArgsError::NoProgram)
-        );
+        assert_eq!(parse_words(&["--record", "r", "--log", "l"]), Err(ArgsError::NoProgram));
         assert_eq!(
             parse_words(&["--record"]),
             Err(ArgsError::MissingValue("--record".into()))

@@ -120,15 +120,9 @@ fn open_all(request: &Request) -> Result<Opened, LaunchError> {
     };
     Ok(Opened {
         null: open(OpenOptions::new().read(true), Path::new("/dev/null"))?,
-        log: open(
-            OpenOptions::new().append(true).create(true).mode(0o640),
-            &request.log,
-        )?,
+        log: open(OpenOptions::new().append(true).create(true).mode(0o640), &request.log)?,
         netns: match &request.netns {
-            Some(name) => Some(open(
-                OpenOptions::new().read(true),
-                &Path::new(NETNS_DIR).join(name),
-            )?),
+            Some(name) => Some(open(OpenOptions::new().read(true), &Path::new(NETNS_DIR).join(name))?),
             None => None,
         },
     })
@@ -172,11 +166,7 @@ fn report(writer: &mut File, error: &ChildError) {
 enum Never {}
 
 /// The second child, up to exec. Returns only when something failed, with no record left behind.
-fn become_program(
-    request: &Request,
-    opened: &Opened,
-    writer: &mut File,
-) -> Result<Never, ChildError> {
+fn become_program(request: &Request, opened: &Opened, writer: &mut File) -> Result<Never, ChildError> {
     // SAFETY: setpgid on ourselves has no memory effects; it makes us leader of our own group.
     unsafe { libc::setpgid(0, 0) };
     apply_limits(request)?;
@@ -215,11 +205,9 @@ fn apply_limits(request: &Request) -> Result<(), ChildError> {
 fn enter(request: &Request, opened: &Opened) -> Result<(), ChildError> {
     if let (Some(name), Some(netns)) = (&request.netns, &opened.netns) {
         // SAFETY: the descriptor is open; CLONE_NEWNET makes the kernel refuse a file that is no network namespace.
-        check(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }).map_err(|source| {
-            ChildError::Netns {
-                name: name.clone(),
-                source,
-            }
+        check(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }).map_err(|source| ChildError::Netns {
+            name: name.clone(),
+            source,
         })?;
     }
     if let Some(path) = &request.cwd {
@@ -273,10 +261,7 @@ fn reset_signals() {
 
 /// Replaces this process; returns only the reason why it could not. A name without `/` is looked up in PATH.
 fn exec(argv: &[String]) -> io::Error {
-    let words: Result<Vec<CString>, _> = argv
-        .iter()
-        .map(|word| CString::new(word.as_str()))
-        .collect();
+    let words: Result<Vec<CString>, _> = argv.iter().map(|word| CString::new(word.as_str())).collect();
     let Ok(words) = words else {
         return io::ErrorKind::InvalidInput.into();
     };

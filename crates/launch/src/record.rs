@@ -32,8 +32,8 @@ impl<'a> Record<'a> {
     /// The record of the calling process, which is about to exec `argv`.
     pub fn of_this_process(argv: &'a [String]) -> Result<Self, RecordError> {
         let stat = fs::read_to_string("/proc/self/stat").map_err(RecordError::StartTime)?;
-        let start_time_ticks = start_time_ticks(&stat)
-            .ok_or_else(|| RecordError::StartTime(io::ErrorKind::InvalidData.into()))?;
+        let start_time_ticks =
+            start_time_ticks(&stat).ok_or_else(|| RecordError::StartTime(io::ErrorKind::InvalidData.into()))?;
         Ok(Record {
             pid: std::process::id(),
             start_time_ticks,

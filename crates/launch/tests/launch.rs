@@ -1,9 +1,6 @@
 //! The binary as its callers use it: what the started process looks like, and what is left when it could not start.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a panic is a failed test, in helpers too"
-)]
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -55,10 +52,7 @@ impl Scene {
     }
 
     fn launch_shell(&self, options: &[&str], script: &str) -> u64 {
-        let output = self
-            .command(options, &["/bin/sh", "-c", script])
-            .output()
-            .unwrap();
+        let output = self.command(options, &["/bin/sh", "-c", script]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         self.record()["pid"].as_u64().unwrap()
     }
@@ -183,14 +177,7 @@ fn limits_and_directory_are_set() {
     let scene = Scene::new();
     let directory = scene.dir.path().to_str().unwrap().to_owned();
     scene.launch_shell(
-        &[
-            "--nofile",
-            "77",
-            "--oom-score-adj",
-            "123",
-            "--cwd",
-            &directory,
-        ],
+        &["--nofile", "77", "--oom-score-adj", "123", "--cwd", &directory],
         "ulimit -n; ulimit -Hn; cat /proc/$$/oom_score_adj; pwd; sleep 60",
     );
     assert_eq!(scene.log(4), format!("77\n77\n123\n{directory}\n"));
@@ -207,10 +194,7 @@ fn the_log_is_appended_to() {
 #[test]
 fn a_program_that_cannot_be_executed_is_reported_and_leaves_no_record() {
     let scene = Scene::new();
-    let output = scene
-        .command(&[], &["/nonexistent/program!", "x"])
-        .output()
-        .unwrap();
+    let output = scene.command(&[], &["/nonexistent/program!", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         stderr(&output),
@@ -225,13 +209,7 @@ fn a_record_that_cannot_be_written_stops_the_program() {
     let scene = Scene::new();
     let marker = scene.path("marker");
     let mut command = Command::new(env!("CARGO_BIN_EXE_aenv-launch"));
-    command.args([
-        "--record",
-        "/nonexistent/record",
-        "--log",
-        "/dev/null",
-        "--",
-    ]);
+    command.args(["--record", "/nonexistent/record", "--log", "/dev/null", "--"]);
     let output = command.arg("/bin/touch").arg(&marker).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("cannot write the record /nonexistent/record"));
@@ -246,11 +224,7 @@ fn an_unknown_namespace_and_a_bad_command_line_are_named() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr(&output).contains("/run/netns/aenv-none"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("/run/netns/aenv-none"), "{}", stderr(&output));
     let output = scene.command(&["--what"], &["/bin/true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("unknown option --what"));

@@ -26,9 +26,7 @@ impl Random {
 }
 
 fn main() -> Outcome {
-    let parent = std::env::args()
-        .nth(1)
-        .map_or_else(std::env::temp_dir, PathBuf::from);
+    let parent = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = tempfile::tempdir_in(parent)?;
     look_ups(folder.path())?;
     reads(folder.path())?;
@@ -63,10 +61,7 @@ fn layer(path: &Path, segments: u64, stride: u64, size: u64) -> Outcome {
 
 /// 100,000 segments: evenly spread, and all in the first fiftieth of the image but for one at its end.
 fn look_ups(folder: &Path) -> Outcome {
-    for (name, stride, size) in [
-        ("even", 40 * KIB, 4 * GIB),
-        ("clustered", 8 * KIB, 40 * GIB),
-    ] {
+    for (name, stride, size) in [("even", 40 * KIB, 4 * GIB), ("clustered", 8 * KIB, 40 * GIB)] {
         let path = folder.join(name);
         layer(&path, 100_000, stride, size)?;
         let opened = aenv_layers::Layer::open(&path)?;
@@ -78,10 +73,7 @@ fn look_ups(folder: &Path) -> Outcome {
             let started = Instant::now();
             let mut sum = 0;
             for _ in 0..4 {
-                sum += sectors
-                    .iter()
-                    .map(|&sector| index.locate(sector))
-                    .sum::<usize>();
+                sum += sectors.iter().map(|&sector| index.locate(sector)).sum::<usize>();
             }
             std::hint::black_box(sum);
             4.0 * sectors.len() as f64 / started.elapsed().as_secs_f64() / 1e6
@@ -215,10 +207,7 @@ fn clone_upper(path: &Path, folder: &Path, round: usize) -> Outcome<(PathBuf, Up
     let mut header = vec![0; 4096];
     std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::open(path)?, &mut header, 0)?;
     std::fs::write(&copy, header)?;
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&copy)?
-        .set_len(length)?;
+    std::fs::OpenOptions::new().write(true).open(&copy)?.set_len(length)?;
     std::fs::copy(aenv_layers::map_path(path), aenv_layers::map_path(&copy))?;
     let upper = Upper::open(&copy)?;
     Ok((copy, upper))

@@ -146,20 +146,12 @@ struct Model(Vec<Vec<u8>>);
 
 impl Model {
     fn new() -> Self {
-        Model(
-            (0..SECTORS)
-                .map(|sector| vec![base_value(sector)])
-                .collect(),
-        )
+        Model((0..SECTORS).map(|sector| vec![base_value(sector)]).collect())
     }
 
     fn apply(&mut self, request: &Request, acknowledged: bool) {
         let (start, sectors, value) = match *request {
-            Request::Write {
-                start,
-                sectors,
-                value,
-            } => (start, sectors, value),
+            Request::Write { start, sectors, value } => (start, sectors, value),
             Request::Discard { start, sectors } => (start, sectors, 0),
         };
         for allowed in &mut self.0[start as usize..(start + sectors) as usize] {
@@ -228,17 +220,11 @@ fn run_requests(upper: &Upper, requests: &[Request], model: &mut Model) -> Resul
 
 fn run_request(upper: &Upper, request: &Request) -> Result<()> {
     match *request {
-        Request::Write {
-            start,
-            sectors,
-            value,
-        } => {
+        Request::Write { start, sectors, value } => {
             let data = vec![value; (sectors * SECTOR_BYTES) as usize];
             upper.write_at(&data, start * SECTOR_BYTES)
         }
-        Request::Discard { start, sectors } => {
-            upper.discard(start * SECTOR_BYTES, sectors * SECTOR_BYTES)
-        }
+        Request::Discard { start, sectors } => upper.discard(start * SECTOR_BYTES, sectors * SECTOR_BYTES),
     }
 }
 

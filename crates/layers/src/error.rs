@@ -33,11 +33,7 @@ pub enum Error {
     BadSize { size: u64, limit: u64 },
     /// The file's size is not the one the stack was asked to have.
     #[error("{}: has {found} bytes, which does not fit a stack of {stack} bytes", path.display())]
-    SizeMismatch {
-        path: PathBuf,
-        found: u64,
-        stack: u64,
-    },
+    SizeMismatch { path: PathBuf, found: u64, stack: u64 },
     /// More layers than an index entry's tag can name.
     #[error("{count} layers in one stack; the limit is {limit}")]
     TooManyLayers { count: usize, limit: usize },
@@ -58,11 +54,7 @@ pub enum Error {
     NotSealed { path: PathBuf },
     /// The writer was handed a segment at or before the end of the last one.
     #[error("{}: segment at byte {offset} comes before the end of the last one, {end}", path.display())]
-    OutOfOrder {
-        path: PathBuf,
-        offset: u64,
-        end: u64,
-    },
+    OutOfOrder { path: PathBuf, offset: u64, end: u64 },
     /// More index entries than this crate keeps in memory for one stack.
     #[error("{count} index entries; the limit is {limit}")]
     TooManySegments { count: u64, limit: u64 },
@@ -125,9 +117,9 @@ impl Error {
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
                 io::ErrorKind::AlreadyExists => ErrorKind::Exists,
-                io::ErrorKind::StorageFull
-                | io::ErrorKind::QuotaExceeded
-                | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                    ErrorKind::NoSpace
+                }
                 _ => ErrorKind::Io,
             },
             Error::Corrupt { .. } => ErrorKind::Corrupt,

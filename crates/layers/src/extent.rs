@@ -38,11 +38,7 @@ impl Sectors {
                 start: offset / SECTOR_BYTES,
                 end: end / SECTOR_BYTES,
             }),
-            _ => Err(Error::OutOfRange {
-                offset,
-                length,
-                size,
-            }),
+            _ => Err(Error::OutOfRange { offset, length, size }),
         }
     }
 

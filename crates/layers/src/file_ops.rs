@@ -65,13 +65,7 @@ impl FileOps for SystemOps {
 
     fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
         let here = rustix::fs::CWD;
-        Ok(rustix::fs::renameat_with(
-            here,
-            from,
-            here,
-            to,
-            RenameFlags::NOREPLACE,
-        )?)
+        Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
     }
 
     // Release pairs with the acquire loads of readers in `map`: who sees the bit sees the data written before it.
@@ -116,25 +110,14 @@ pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) 
 }
 
 /// A short read goes on where it stopped.
-fn fill(
-    path: &Path,
-    buf: &mut [u8],
-    offset: u64,
-    read: impl Fn(&mut [u8], u64) -> io::Result<usize>,
-) -> Result<()> {
+fn fill(path: &Path, buf: &mut [u8], offset: u64, read: impl Fn(&mut [u8], u64) -> io::Result<usize>) -> Result<()> {
     let mut done = 0;
     while done < buf.len() {
         let at = offset + done as u64;
         match read(&mut buf[done..], at) {
             Ok(0) => {
                 let missing = (buf.len() - done) as u64;
-                return Err(Error::corrupt(
-                    path,
-                    Damage::ShortRead {
-                        offset: at,
-                        missing,
-                    },
-                ));
+                return Err(Error::corrupt(path, Damage::ShortRead { offset: at, missing }));
             }
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

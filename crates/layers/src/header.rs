@@ -103,8 +103,7 @@ impl Fields {
         let tag = format!("{:08x}", checksum(&trailer, index_crc));
         for bytes in [&mut header, &mut trailer] {
             bytes[TAG_AT..TAG_AT + TAG_PREFIX.len()].copy_from_slice(TAG_PREFIX);
-            bytes[TAG_AT + TAG_PREFIX.len()..TAG_AT + TAG_PREFIX.len() + 8]
-                .copy_from_slice(tag.as_bytes());
+            bytes[TAG_AT + TAG_PREFIX.len()..TAG_AT + TAG_PREFIX.len() + 8].copy_from_slice(tag.as_bytes());
         }
         (header, trailer)
     }
@@ -127,9 +126,7 @@ impl Fields {
         }
         // Files from before the version field carry 0.
         if bytes[132] > VERSION {
-            return Err(Damage::Version {
-                version: bytes[132],
-            });
+            return Err(Damage::Version { version: bytes[132] });
         }
         Ok(Fields {
             sealed,
@@ -145,11 +142,7 @@ impl Fields {
 
 /// Checks the pair of a file that carries our tag: equal but for the header bit, and with the right checksum. Says
 /// nothing about files of others.
-pub(crate) fn verify_own(
-    header: &[u8; HEADER_LEN],
-    trailer: &[u8; HEADER_LEN],
-    index_crc: u32,
-) -> Result<(), Damage> {
+pub(crate) fn verify_own(header: &[u8; HEADER_LEN], trailer: &[u8; HEADER_LEN], index_crc: u32) -> Result<(), Damage> {
     let Some(tag) = trailer[TAG_AT..].strip_prefix(TAG_PREFIX) else {
         return Ok(());
     };

@@ -41,10 +41,7 @@ pub fn import_raw(source: &Path, into: &Path) -> Result<ImportReport> {
     let length = metadata.len();
     let limit = crate::upper::MAX_UPPER_BYTES;
     if length == 0 || length > limit {
-        return Err(Error::BadSize {
-            size: length,
-            limit,
-        });
+        return Err(Error::BadSize { size: length, limit });
     }
     let size_bytes = length.next_multiple_of(SECTOR_BYTES);
     let mut writer = LayerWriter::create(into, size_bytes, Uuid::NIL)?;
@@ -86,10 +83,7 @@ fn next_data(file: &File, path: &Path, from: u64, length: u64) -> Result<Option<
     };
     let end = rustix::fs::seek(file, SeekFrom::Hole(start)).at(path, "look for a hole")?;
     let start = (start - start % block).max(from);
-    Ok(Some((
-        start,
-        end.next_multiple_of(block).clamp(start, length),
-    )))
+    Ok(Some((start, end.next_multiple_of(block).clamp(start, length))))
 }
 
 /// Appends the runs of blocks that hold anything but zeros.

@@ -62,11 +62,7 @@ impl Index {
     #[inline]
     pub fn locate(&self, sector: u64) -> usize {
         let stretch = (sector >> self.shift) as usize;
-        let Some(&[low, high]) = self
-            .stretches
-            .get(stretch..)
-            .and_then(|rest| rest.first_chunk())
-        else {
+        let Some(&[low, high]) = self.stretches.get(stretch..).and_then(|rest| rest.first_chunk()) else {
             return self.segments.len();
         };
         let (low, high) = (low as usize, high as usize);
@@ -206,8 +202,7 @@ mod test {
         for segment in list {
             for sector in segment.start()..segment.end() {
                 let place = segment.file_sector() + (sector - segment.start());
-                sectors[sector as usize] =
-                    Some((segment.tag(), (!segment.is_zero()).then_some(place)));
+                sectors[sector as usize] = Some((segment.tag(), (!segment.is_zero()).then_some(place)));
             }
         }
         sectors

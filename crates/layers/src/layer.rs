@@ -57,13 +57,8 @@ impl Layer {
     pub(crate) fn open_file(path: &Path) -> Result<(File, Metadata)> {
         let file = File::open(path).at(path, "open")?;
         // After the open: a seal that ends in between has removed the map, and what we hold is the layer.
-        if map_path(path)
-            .try_exists()
-            .at(path, "look for a map file")?
-        {
-            return Err(Error::NotSealed {
-                path: path.to_owned(),
-            });
+        if map_path(path).try_exists().at(path, "look for a map file")? {
+            return Err(Error::NotSealed { path: path.to_owned() });
         }
         let metadata = file.metadata().at(path, "stat")?;
         Ok((file, metadata))

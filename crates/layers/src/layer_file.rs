@@ -66,13 +66,8 @@ fn read_index(file: &File, path: &Path, fields: &Fields) -> Result<(Vec<Segment>
         let bytes = &mut chunk[..(total - done).min(INDEX_CHUNK_BYTES)];
         read_exact(file, path, bytes, fields.index_offset + done as u64)?;
         crc = crc32c::crc32c_append(crc, bytes);
-        for segment in bytes
-            .chunks_exact(SEGMENT_BYTES)
-            .filter_map(Segment::decode)
-        {
-            check
-                .next(&segment)
-                .map_err(|damage| Error::corrupt(path, damage))?;
+        for segment in bytes.chunks_exact(SEGMENT_BYTES).filter_map(Segment::decode) {
+            check.next(&segment).map_err(|damage| Error::corrupt(path, damage))?;
             segments.push(segment);
         }
         done += bytes.len();
@@ -116,10 +111,7 @@ impl Check {
         if segment.end() > self.image_end {
             return Err(Damage::BeyondSize { entry });
         }
-        let (first, end) = (
-            segment.file_sector(),
-            segment.file_sector() + segment.sectors(),
-        );
+        let (first, end) = (segment.file_sector(), segment.file_sector() + segment.sectors());
         let inside = self.data.contains(&first) && self.data.contains(&end);
         if !segment.is_zero() && !inside {
             return Err(Damage::DataOutside { entry });

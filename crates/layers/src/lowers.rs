@@ -80,26 +80,25 @@ impl Lowers {
 
     /// Calls `visit(sectors, is data)` for the parts of the range, in order.
     pub fn for_each_part(&self, range: Sectors, mut visit: impl FnMut(Sectors, bool)) {
-        let visited: Result<(), std::convert::Infallible> =
-            self.index.for_each(range.start, range.end, |piece| {
-                match piece {
-                    Piece::Hole(first, sectors) => visit(
-                        Sectors {
-                            start: first,
-                            end: first + sectors,
-                        },
-                        false,
-                    ),
-                    Piece::Mapped(s) => visit(
-                        Sectors {
-                            start: s.start(),
-                            end: s.end(),
-                        },
-                        !s.is_zero(),
-                    ),
-                }
-                Ok(())
-            });
+        let visited: Result<(), std::convert::Infallible> = self.index.for_each(range.start, range.end, |piece| {
+            match piece {
+                Piece::Hole(first, sectors) => visit(
+                    Sectors {
+                        start: first,
+                        end: first + sectors,
+                    },
+                    false,
+                ),
+                Piece::Mapped(s) => visit(
+                    Sectors {
+                        start: s.start(),
+                        end: s.end(),
+                    },
+                    !s.is_zero(),
+                ),
+            }
+            Ok(())
+        });
         let Ok(()) = visited;
     }
 }

@@ -50,23 +50,13 @@ impl Map {
     /// Makes the map of a new upper: nothing written, nothing trimmed. A leftover of a cut creation is replaced.
     pub fn create(ops: &dyn FileOps, path: &Path, header: MapHeader) -> Result<Map> {
         match ops.remove(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(e).at(path, "remove a left-over map")?
-            }
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path, "remove a left-over map")?,
             _ => {}
         }
         let file = create_new(path)?;
         // All blocks now: a store to a mapped hole on a full disk would be a SIGBUS, not an error.
-        ops.reserve(&file, header.file_bytes())
-            .at(path, "reserve the map")?;
-        write_all(
-            ops,
-            &file,
-            path,
-            "write the map's header",
-            &header.encode(),
-            0,
-        )?;
+        ops.reserve(&file, header.file_bytes()).at(path, "reserve the map")?;
+        write_all(ops, &file, path, "write the map's header", &header.encode(), 0)?;
         Self::mapped(&file, path, header)
     }
 
@@ -145,11 +135,9 @@ impl Map {
     pub fn set_trimmed(&self, ops: &dyn FileOps, range: Sectors) -> std::io::Result<()> {
         let (written, trimmed) = (self.written(), self.trimmed());
         for_each_word(range, |word, bits| set_missing(ops, &trimmed[word], bits))?;
-        for_each_word(range, |word, bits| {
-            match written[word].load(Ordering::Acquire) & bits {
-                0 => Ok(()),
-                set => ops.clear_bits(&written[word], set),
-            }
+        for_each_word(range, |word, bits| match written[word].load(Ordering::Acquire) & bits {
+            0 => Ok(()),
+            set => ops.clear_bits(&written[word], set),
         })
     }
 
@@ -186,9 +174,7 @@ impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: exactly the range that `map` got, and no slice of it outlives self. A failure could only mean that the
         // range is wrong, and there is nobody to tell.
-        let _ = unsafe {
-            rustix::mm::munmap(self.base.as_ptr().cast(), self.header.file_bytes() as usize)
-        };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.header.file_bytes() as usize) };
     }
 }
 
@@ -210,10 +196,7 @@ fn set_missing(ops: &dyn FileOps, word: &AtomicU64, bits: u64) -> std::io::Resul
     }
 }
 
-fn for_each_word(
-    range: Sectors,
-    mut visit: impl FnMut(usize, u64) -> std::io::Result<()>,
-) -> std::io::Result<()> {
+fn for_each_word(range: Sectors, mut visit: impl FnMut(usize, u64) -> std::io::Result<()>) -> std::io::Result<()> {
     let mut at = range.start;
     while at < range.end {
         let word_end = (at / 64 + 1) * 64;

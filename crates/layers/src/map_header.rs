@@ -42,10 +42,7 @@ impl MapHeader {
     pub fn decode(bytes: &[u8; MAP_HEADER_BYTES as usize]) -> Result<Self, Damage> {
         let field = |at: usize| -> [u8; 8] { std::array::from_fn(|i| bytes[at + i]) };
         let crc = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
-        if &bytes[..8] != MAGIC
-            || bytes[8..12] != VERSION.to_le_bytes()
-            || bytes[40..44] != crc.to_le_bytes()
-        {
+        if &bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() || bytes[40..44] != crc.to_le_bytes() {
             return Err(Damage::Map);
         }
         let uuid = Uuid::from_bytes(std::array::from_fn(|i| bytes[24 + i]));

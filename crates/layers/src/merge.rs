@@ -42,10 +42,7 @@ pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
     let mut chunk = vec![0u8; (CHUNK_SECTORS * SECTOR_BYTES) as usize];
     for segment in lowers.index().segments() {
         if segment.is_zero() {
-            writer.append_zero(
-                segment.start() * SECTOR_BYTES,
-                segment.sectors() * SECTOR_BYTES,
-            )?;
+            writer.append_zero(segment.start() * SECTOR_BYTES, segment.sectors() * SECTOR_BYTES)?;
         } else {
             copy(
                 &lowers.layers()[usize::from(segment.tag())],
@@ -62,12 +59,7 @@ pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
     })
 }
 
-fn copy(
-    layer: &Layer,
-    segment: &Segment,
-    writer: &mut LayerWriter,
-    chunk: &mut [u8],
-) -> Result<()> {
+fn copy(layer: &Layer, segment: &Segment, writer: &mut LayerWriter, chunk: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < segment.sectors() {
         let sectors = (segment.sectors() - done).min(CHUNK_SECTORS);

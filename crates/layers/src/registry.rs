@@ -45,10 +45,7 @@ impl Registry {
     /// The layers, bottom first, with their merged index, shared with every stack over the same ones.
     pub(crate) fn lowers(&self, paths: &[PathBuf]) -> Result<Arc<Lowers>> {
         crate::lowers::check_depth(paths.len())?;
-        let layers = paths
-            .iter()
-            .map(|path| self.open(path))
-            .collect::<Result<Vec<_>>>()?;
+        let layers = paths.iter().map(|path| self.open(path)).collect::<Result<Vec<_>>>()?;
         let key = identities(&layers);
         if let Some(lowers) = locked(&self.lowers).get(&key) {
             return Ok(lowers);
@@ -122,17 +119,11 @@ mod test {
     #[test]
     fn dead_entries_do_not_pile_up() {
         let mut table = Table::default();
-        let living: Vec<_> = (0..10)
-            .map(|key| table.insert(key, Arc::new(key)))
-            .collect();
+        let living: Vec<_> = (0..10).map(|key| table.insert(key, Arc::new(key))).collect();
         for key in 10..10_000 {
             table.insert(key, Arc::new(key));
         }
-        assert!(
-            table.entries.len() <= SWEEP_MIN_ENTRIES,
-            "{}",
-            table.entries.len()
-        );
+        assert!(table.entries.len() <= SWEEP_MIN_ENTRIES, "{}", table.entries.len());
         assert!(living.iter().all(|value| table.get(value).is_some()));
     }
 }

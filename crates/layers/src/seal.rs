@@ -89,13 +89,7 @@ fn write_layer(upper: &Upper) -> Result<Layer> {
         index_offset: end,
         ..upper.fields
     };
-    let fields = write_tail(
-        upper.ops.as_ref(),
-        &upper.file,
-        &upper.path,
-        fields,
-        &segments,
-    )?;
+    let fields = write_tail(upper.ops.as_ref(), &upper.file, &upper.path, fields, &segments)?;
     Layer::sealed(&upper.path, fields, segments)
 }
 
@@ -128,9 +122,7 @@ fn segments_of(map: &Map) -> Vec<Segment> {
             end: run_end,
         };
         match state {
-            SectorState::Written => {
-                push_run(&mut segments, run, Some(HEADER_BYTES / SECTOR_BYTES + at))
-            }
+            SectorState::Written => push_run(&mut segments, run, Some(HEADER_BYTES / SECTOR_BYTES + at)),
             SectorState::Trimmed => push_run(&mut segments, run, None),
             SectorState::Below => {}
         }

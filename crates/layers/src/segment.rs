@@ -166,10 +166,7 @@ mod test {
         let whole = Segment::data(100, 50, 1000).with_tag(3);
         assert_eq!(whole.head(120), Segment::data(100, 20, 1000).with_tag(3));
         assert_eq!(whole.tail(120), Segment::data(120, 30, 1020).with_tag(3));
-        assert_eq!(
-            Segment::zero(100, 50, 8).tail(120),
-            Segment::zero(120, 30, 8)
-        );
+        assert_eq!(Segment::zero(100, 50, 8).tail(120), Segment::zero(120, 30, 8));
     }
 
     #[test]

@@ -52,12 +52,7 @@ impl Stack {
     /// Errors: those of [`Registry::open`] and [`Upper::open`]; `SizeMismatch` for a lower that is larger or an upper that
     /// is not `size` bytes; `Sealed` if `upper` is already a layer (then it belongs to the lowers); `TooManyLayers`;
     /// `BadSize`.
-    pub fn open_with(
-        registry: &Arc<Registry>,
-        lowers: &[PathBuf],
-        upper: Option<&Path>,
-        size: u64,
-    ) -> Result<Stack> {
+    pub fn open_with(registry: &Arc<Registry>, lowers: &[PathBuf], upper: Option<&Path>, size: u64) -> Result<Stack> {
         if !is_upper_size(size) {
             return Err(Error::BadSize {
                 size,
@@ -66,17 +61,9 @@ impl Stack {
         }
         let lowers = registry.lowers(lowers)?;
         for layer in lowers.layers() {
-            check_size(
-                layer.path(),
-                layer.virtual_size(),
-                size,
-                layer.virtual_size() <= size,
-            )?;
+            check_size(layer.path(), layer.virtual_size(), size, layer.virtual_size() <= size)?;
         }
-        let parent = lowers
-            .layers()
-            .last()
-            .map_or(Uuid::NIL, |layer| layer.uuid());
+        let parent = lowers.layers().last().map_or(Uuid::NIL, |layer| layer.uuid());
         let upper = upper
             .map(|path| open_upper(path, size, parent))
             .transpose()?
@@ -107,10 +94,7 @@ impl Stack {
 
     /// The upper's path; none if the stack is read-only.
     pub fn upper_path(&self) -> Option<PathBuf> {
-        self.current()
-            .upper
-            .as_ref()
-            .map(|upper| upper.path().to_owned())
+        self.current().upper.as_ref().map(|upper| upper.path().to_owned())
     }
 
     /// Fills `buf` from `offset` on.
@@ -120,9 +104,7 @@ impl Stack {
         let range = Sectors::new(offset, buf.len() as u64, self.size)?;
         let state = self.current();
         match &state.upper {
-            Some(upper) => {
-                upper.read_over(buf, range, |part, start| state.lowers.read(part, start))
-            }
+            Some(upper) => upper.read_over(buf, range, |part, start| state.lowers.read(part, start)),
             None => state.lowers.read(buf, range.start),
         }
     }
@@ -160,9 +142,7 @@ impl Stack {
             .map(Arc::new);
         let sealed = seal::seal(old, |layer| {
             let layer = self.registry.keep(layer.clone());
-            let lowers = self
-                .registry
-                .keep_lowers(Arc::new(before.lowers.extended(layer)?));
+            let lowers = self.registry.keep_lowers(Arc::new(before.lowers.extended(layer)?));
             let next = Arc::new(State {
                 lowers,
                 upper: new.clone(),
@@ -200,11 +180,7 @@ impl Stack {
         let range = Sectors::new(offset, length, self.size)?;
         let mut extents: Vec<Extent> = Vec::new();
         self.current().for_each_part(range, |part, data| {
-            let kind = if data {
-                ExtentKind::Data
-            } else {
-                ExtentKind::Zero
-            };
+            let kind = if data { ExtentKind::Data } else { ExtentKind::Zero };
             match extents.last_mut() {
                 Some(last) if last.kind == kind => last.length += part.bytes(),
                 _ => extents.push(Extent {
@@ -218,10 +194,7 @@ impl Stack {
     }
 
     fn current(&self) -> Arc<State> {
-        self.state
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Runs a change on the current upper, again on the next one if a seal came between.

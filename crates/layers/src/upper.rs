@@ -101,12 +101,7 @@ impl Upper {
         Self::open_with(Arc::new(SystemOps), path)
     }
 
-    pub(crate) fn create_with(
-        ops: Arc<dyn FileOps>,
-        path: &Path,
-        size: u64,
-        parent: Uuid,
-    ) -> Result<Upper> {
+    pub(crate) fn create_with(ops: Arc<dyn FileOps>, path: &Path, size: u64, parent: Uuid) -> Result<Upper> {
         if !is_upper_size(size) {
             return Err(Error::BadSize {
                 size,
@@ -115,9 +110,7 @@ impl Upper {
         }
         // Before the map is touched: it would be the living one's.
         if path.try_exists().at(path, "look for a file")? {
-            return Err(Error::Exists {
-                path: path.to_owned(),
-            });
+            return Err(Error::Exists { path: path.to_owned() });
         }
         refuse_lost_data(path)?;
         let uuid = Uuid::random().at(path, "make an identifier")?;
@@ -147,11 +140,7 @@ impl Upper {
     }
 
     pub(crate) fn open_with(ops: Arc<dyn FileOps>, path: &Path) -> Result<Upper> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .at(path, "open")?;
+        let file = OpenOptions::new().read(true).write(true).open(path).at(path, "open")?;
         let map = match Map::open(&map_path(path)) {
             Err(error) if error.kind() == crate::ErrorKind::NotFound => {
                 return Err(without_map(path));
@@ -160,8 +149,7 @@ impl Upper {
         };
         let mut bytes = [0u8; HEADER_LEN];
         read_exact(&file, path, &mut bytes, 0)?;
-        let found =
-            Fields::decode(&bytes, Part::Header).map_err(|damage| Error::corrupt(path, damage))?;
+        let found = Fields::decode(&bytes, Part::Header).map_err(|damage| Error::corrupt(path, damage))?;
         let MapHeader { virtual_size, uuid } = map.header();
         if (found.virtual_size, found.uuid) != (virtual_size, uuid) {
             return Err(Error::corrupt(path, Damage::Map));
@@ -272,12 +260,7 @@ impl Upper {
             let (state, end) = self.map.run(at, range.end);
             let (part, after) = rest.split_at_mut(((end - at) * SECTOR_BYTES) as usize);
             match state {
-                SectorState::Written => read_exact(
-                    &self.file,
-                    &self.path,
-                    part,
-                    HEADER_BYTES + at * SECTOR_BYTES,
-                )?,
+                SectorState::Written => read_exact(&self.file, &self.path, part, HEADER_BYTES + at * SECTOR_BYTES)?,
                 SectorState::Trimmed => part.fill(0),
                 SectorState::Below => below(part, at)?,
             }
@@ -314,9 +297,7 @@ fn remove_with(ops: &dyn FileOps, path: &Path) -> Result<()> {
     // The data first: what is left of a cut removal then says that data is missing, and never opens as a layer.
     for path in [path.to_owned(), map_path(path), suffixed(path, ".new")] {
         match ops.remove(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).at(&path, "remove")?
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).at(&path, "remove")?,
             _ => {}
         }
     }
@@ -344,16 +325,8 @@ fn create_files(ops: &dyn FileOps, path: &Path, fields: &Fields) -> Result<(Map,
         .at(&draft, "create")?;
     ops.set_len(&file, data_end(fields.virtual_size))
         .at(&draft, "set the size")?;
-    write_all(
-        ops,
-        &file,
-        &draft,
-        "write the header",
-        &fields.encode(Part::Header),
-        0,
-    )?;
-    ops.publish(&draft, path)
-        .at(path, "give the upper its name")?;
+    write_all(ops, &file, &draft, "write the header", &fields.encode(Part::Header), 0)?;
+    ops.publish(&draft, path).at(path, "give the upper its name")?;
     Ok((map, file))
 }
 
@@ -369,9 +342,7 @@ fn refuse_lost_data(path: &Path) -> Result<()> {
 /// Why there is no map: sealed, or damaged.
 fn without_map(path: &Path) -> Error {
     match Layer::open(path) {
-        Ok(_) => Error::Sealed {
-            path: path.to_owned(),
-        },
+        Ok(_) => Error::Sealed { path: path.to_owned() },
         Err(_) => Error::corrupt(path, Damage::MapMissing),
     }
 }

@@ -115,14 +115,7 @@ impl LayerWriter {
             self.flush()?;
         }
         if data.len() > BUFFER_BYTES {
-            write_all(
-                &SystemOps,
-                &self.file,
-                &self.path,
-                "write data",
-                data,
-                self.written,
-            )?;
+            write_all(&SystemOps, &self.file, &self.path, "write data", data, self.written)?;
             self.written += data.len() as u64;
         } else {
             self.buffer.extend_from_slice(data);
@@ -146,9 +139,7 @@ impl LayerWriter {
         let fields = write_tail(&SystemOps, &self.file, &self.path, self.fields, &segments)?;
         // Gives back what `reserve` took too much.
         let length = self.file.metadata().at(&self.path, "stat")?.len();
-        self.file
-            .set_len(length)
-            .at(&self.path, "release reserved space")?;
+        self.file.set_len(length).at(&self.path, "release reserved space")?;
         let layer = Layer::sealed(&self.path, fields, segments)?;
         self.finished = true;
         Ok(layer)
@@ -204,15 +195,8 @@ impl Drop for LayerWriter {
 
 /// Creates a file that must not exist yet.
 pub(crate) fn create_new(path: &Path) -> Result<File> {
-    match OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(path)
-    {
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Error::Exists {
-            path: path.to_owned(),
-        }),
+    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Error::Exists { path: path.to_owned() }),
         other => other.at(path, "create"),
     }
 }

@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aenv_layers::{
-    Error, ErrorKind, Extent, ExtentKind, Layer, LayerWriter, MAX_SEGMENT_SECTORS, Registry, Stack,
-    Upper, Uuid, import_raw, merge, remove_upper,
+    Error, ErrorKind, Extent, ExtentKind, Layer, LayerWriter, MAX_SEGMENT_SECTORS, Registry, Stack, Upper, Uuid,
+    import_raw, merge, remove_upper,
 };
 
 const SECTOR: u64 = 512;
@@ -17,9 +17,7 @@ const MIB: u64 = 1 << 20;
 fn layer(path: &Path, size: u64, data: &[(u64, u8)]) -> PathBuf {
     let mut writer = LayerWriter::create(path, size, Uuid::NIL).unwrap();
     for &(sector, value) in data {
-        writer
-            .append(sector * SECTOR, &[value; SECTOR as usize])
-            .unwrap();
+        writer.append(sector * SECTOR, &[value; SECTOR as usize]).unwrap();
     }
     writer.finish().unwrap();
     path.to_owned()
@@ -45,10 +43,7 @@ fn ranges_are_checked_without_overflow() {
         stack.read_at(&mut buf[..100], 0),
         Err(Error::Unaligned { .. })
     ));
-    assert!(matches!(
-        stack.read_at(&mut buf, 1),
-        Err(Error::Unaligned { .. })
-    ));
+    assert!(matches!(stack.read_at(&mut buf, 1), Err(Error::Unaligned { .. })));
     assert!(matches!(
         stack.read_at(&mut buf, MIB - 512),
         Err(Error::OutOfRange { .. })
@@ -61,10 +56,7 @@ fn ranges_are_checked_without_overflow() {
         stack.discard(512, u64::MAX - 511),
         Err(Error::OutOfRange { .. })
     ));
-    assert_eq!(
-        stack.write_at(&buf[..1], 0).unwrap_err().kind(),
-        ErrorKind::Invalid
-    );
+    assert_eq!(stack.write_at(&buf[..1], 0).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(!stack.is_zero(0, 2 * MIB));
     stack.write_at(&[], 0).unwrap();
     stack.discard(MIB, 0).unwrap();
@@ -105,15 +97,10 @@ fn a_discard_hides_the_layer_below_also_after_a_seal_and_a_merge() {
         vec![base.clone(), name("merged")],
     ] {
         let mut buf = [7; 3 * 512];
-        Stack::open(&layers, None, MIB)
-            .unwrap()
-            .read_at(&mut buf, 0)
-            .unwrap();
+        Stack::open(&layers, None, MIB).unwrap().read_at(&mut buf, 0).unwrap();
         assert_eq!((buf[0], buf[512], buf[1024]), (9, 0, 8));
     }
-    assert!(
-        matches!(Layer::open(&name("merged")).unwrap().segments(), [a, b] if a.is_zero() && !b.is_zero())
-    );
+    assert!(matches!(Layer::open(&name("merged")).unwrap().segments(), [a, b] if a.is_zero() && !b.is_zero()));
 }
 
 #[test]
@@ -145,15 +132,9 @@ fn an_upper_of_another_size_or_a_sealed_one_is_refused() {
     ));
     let upper = Upper::open(&path).unwrap();
     upper.seal().unwrap();
-    assert!(matches!(
-        upper.write_at(&[0; 512], 0),
-        Err(Error::Sealed { .. })
-    ));
+    assert!(matches!(upper.write_at(&[0; 512], 0), Err(Error::Sealed { .. })));
     assert!(matches!(upper.seal(), Err(Error::Sealed { .. })));
-    assert!(matches!(
-        Stack::open(&[], Some(&path), MIB),
-        Err(Error::Sealed { .. })
-    ));
+    assert!(matches!(Stack::open(&[], Some(&path), MIB), Err(Error::Sealed { .. })));
 }
 
 #[test]
@@ -175,13 +156,7 @@ fn at_most_255_layers_make_a_stack() {
     assert!((0..255).all(|number| buf[number * 512 + 511] == number as u8 + 1));
     let next = folder.path().join("next");
     let error = stack.seal_upper(Some(&next)).unwrap_err();
-    assert!(matches!(
-        error,
-        Error::TooManyLayers {
-            count: 256,
-            limit: 255
-        }
-    ));
+    assert!(matches!(error, Error::TooManyLayers { count: 256, limit: 255 }));
     assert!(!next.exists());
     stack.write_at(&[1; 512], 0).unwrap();
     let too_many: Vec<_> = layers.iter().chain(&layers[..1]).cloned().collect();
@@ -199,10 +174,7 @@ fn a_seal_that_cannot_make_its_successor_changes_nothing() {
     stack.write_at(&[3; 512], 0).unwrap();
     let taken = folder.path().join("taken");
     std::fs::write(&taken, b"something else").unwrap();
-    assert!(matches!(
-        stack.seal_upper(Some(&taken)),
-        Err(Error::Exists { .. })
-    ));
+    assert!(matches!(stack.seal_upper(Some(&taken)), Err(Error::Exists { .. })));
     assert_eq!(std::fs::read(&taken).unwrap(), b"something else");
     stack.write_at(&[4; 512], 0).unwrap();
     assert_eq!(stack.upper_path(), Some(path));
@@ -247,16 +219,10 @@ fn extents_join_neighbours_of_one_kind() {
         length: length * SECTOR,
         kind,
     };
-    let expected = [
-        extent(0, 3, ExtentKind::Data),
-        extent(3, 2045, ExtentKind::Zero),
-    ];
+    let expected = [extent(0, 3, ExtentKind::Data), extent(3, 2045, ExtentKind::Zero)];
     assert_eq!(stack.extents(0, MIB).unwrap(), expected);
     assert!(stack.is_zero(3 * SECTOR, MIB - 3 * SECTOR));
-    assert!(
-        !stack.is_zero(2 * SECTOR, SECTOR),
-        "data of zeros is not surely zero"
-    );
+    assert!(!stack.is_zero(2 * SECTOR, SECTOR), "data of zeros is not surely zero");
 }
 
 #[test]
@@ -272,10 +238,7 @@ fn a_writer_joins_adjacent_runs_and_splits_long_ones() {
         writer.append(43 * MIB, &[1; 512]),
         Err(Error::OutOfOrder { .. })
     ));
-    assert!(matches!(
-        writer.append(size, &[1; 512]),
-        Err(Error::OutOfRange { .. })
-    ));
+    assert!(matches!(writer.append(size, &[1; 512]), Err(Error::OutOfRange { .. })));
     let layer = writer.finish().unwrap();
     let lengths: Vec<_> = layer.segments().iter().map(|s| s.sectors()).collect();
     let rest = 40 * MIB / SECTOR - 5 * MAX_SEGMENT_SECTORS;
@@ -306,14 +269,8 @@ fn finishing_gives_unused_reserved_space_back() {
     let path = folder.path().join("layer");
     let mut writer = LayerWriter::create(&path, 64 * MIB, Uuid::NIL).unwrap();
     writer.reserve(32 * MIB, 8192).unwrap();
-    assert_eq!(
-        writer.reserve(u64::MAX, 1).unwrap_err().kind(),
-        ErrorKind::Invalid
-    );
-    assert_eq!(
-        writer.reserve(1 << 50, 1).unwrap_err().kind(),
-        ErrorKind::NoSpace
-    );
+    assert_eq!(writer.reserve(u64::MAX, 1).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(writer.reserve(1 << 50, 1).unwrap_err().kind(), ErrorKind::NoSpace);
     writer.append(0, &[1; 4096]).unwrap();
     writer.finish().unwrap();
     assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < MIB);
@@ -332,10 +289,7 @@ fn an_import_leaves_zeros_out_and_keeps_an_odd_tail() {
     file.set_len(8 * MIB + 1).unwrap();
     image.resize(8 * MIB as usize + 512, 0);
     let report = import_raw(&raw, &into).unwrap();
-    assert_eq!(
-        (report.size_bytes, report.data_bytes),
-        (8 * MIB + 512, 8192)
-    );
+    assert_eq!((report.size_bytes, report.data_bytes), (8 * MIB + 512, 8192));
     let mut found = vec![7; image.len()];
     Stack::open(std::slice::from_ref(&into), None, image.len() as u64)
         .unwrap()
@@ -348,9 +302,7 @@ fn an_import_leaves_zeros_out_and_keeps_an_odd_tail() {
         Err(Error::NotAFile { .. })
     ));
     assert_eq!(
-        import_raw(&folder.path().join("no"), &into)
-            .unwrap_err()
-            .kind(),
+        import_raw(&folder.path().join("no"), &into).unwrap_err().kind(),
         ErrorKind::NotFound
     );
 }
@@ -365,9 +317,7 @@ fn the_chain_of_parents_follows_seals_and_merges() {
     stack.seal_upper(None).unwrap();
     let [base, a, b] = [base, name("a"), name("b")].map(|path| Layer::open(&path).unwrap());
     assert_eq!((a.parent(), b.parent()), (base.uuid(), a.uuid()));
-    let merged = merge(&[name("a"), name("b")], &name("merged"))
-        .unwrap()
-        .layer;
+    let merged = merge(&[name("a"), name("b")], &name("merged")).unwrap().layer;
     assert_eq!((merged.parent(), merged.uuid()), (base.uuid(), b.uuid()));
 }
 

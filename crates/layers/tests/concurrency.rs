@@ -28,9 +28,7 @@ fn write_region(stack: &Stack, first: u64, stop: &AtomicBool) -> Vec<Vec<u8>> {
     let mut seed = first + 1;
     let mut round = 1;
     while !stop.load(Ordering::Relaxed) {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let start = (seed >> 33) % REGION;
         let count = (1 + (seed >> 50) % 40).min(REGION - start);
         let discards = seed >> 62 == 0;
@@ -74,10 +72,7 @@ fn disjoint_writers_see_their_own_writes_through_seals() {
             stack.seal_upper(Some(&name(number))).unwrap();
         }
         stop.store(true, Ordering::Relaxed);
-        writers
-            .into_iter()
-            .flat_map(|writer| writer.join().unwrap())
-            .collect()
+        writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
     });
     let model = model.concat();
     let mut found = vec![0xcc; SIZE as usize];
@@ -103,9 +98,7 @@ fn overlapping_writes_and_discards_leave_whole_sectors_of_one_of_them() {
                     let offset = (round * 7 + u64::from(value)) % 60 * SECTOR;
                     match value {
                         4 => stack.discard(offset, 30 * SECTOR).unwrap(),
-                        _ => stack
-                            .write_at(&[value; 30 * SECTOR as usize], offset)
-                            .unwrap(),
+                        _ => stack.write_at(&[value; 30 * SECTOR as usize], offset).unwrap(),
                     }
                 }
             });

@@ -69,9 +69,7 @@ fn a_written_layer_has_the_bytes_of_the_format() {
     let path = folder.path().join("layer");
     let mut writer = LayerWriter::create(&path, 64 * SECTOR, PARENT).unwrap();
     writer.set_uuid(UUID);
-    writer
-        .append(SECTOR, &[[0x11; 512], [0x22; 512]].concat())
-        .unwrap();
+    writer.append(SECTOR, &[[0x11; 512], [0x22; 512]].concat()).unwrap();
     writer.append_zero(10 * SECTOR, 5 * SECTOR).unwrap();
     writer.append(20 * SECTOR, &[0x33; 512]).unwrap();
     writer.finish().unwrap();
@@ -115,9 +113,7 @@ fn an_upper_reads_and_seals_to_the_bytes_of_the_format() {
     assert_eq!((upper.uuid(), upper.size()), (UUID, 100 * SECTOR));
     let mut content = vec![0xcc; 100 * SECTOR as usize];
     upper.read_at(&mut content, 0).unwrap();
-    let filled: Vec<_> = (0..100)
-        .filter(|&sector| content[sector * 512] != 0)
-        .collect();
+    let filled: Vec<_> = (0..100).filter(|&sector| content[sector * 512] != 0).collect();
     assert_eq!(filled, [0, 1, 2, 64]);
     upper.seal().unwrap();
     assert_same(&std::fs::read(&path).unwrap(), &vector("sealed.hex"));

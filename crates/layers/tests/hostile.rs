@@ -7,16 +7,14 @@
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use aenv_layers::{
-    Damage, Error, ErrorKind, Layer, LayerWriter, Stack, Upper, Uuid, map_path, merge,
-};
+use aenv_layers::{Damage, Error, ErrorKind, Layer, LayerWriter, Stack, Upper, Uuid, map_path, merge};
 use proptest::prelude::*;
 
 const SECTOR: u64 = 512;
 const SIZE: u64 = 64 * SECTOR;
 const MAGIC: [u8; 24] = [
-    b'L', b'S', b'M', b'T', 0, 1, 2, 0, 0x65, 0x7e, 0x63, 0xd2, 0x94, 0x44, 0x08, 0x4c, 0xa2, 0xd2,
-    0xc8, 0xec, 0x4f, 0xcf, 0xae, 0x8a,
+    b'L', b'S', b'M', b'T', 0, 1, 2, 0, 0x65, 0x7e, 0x63, 0xd2, 0x94, 0x44, 0x08, 0x4c, 0xa2, 0xd2, 0xc8, 0xec, 0x4f,
+    0xcf, 0xae, 0x8a,
 ];
 
 fn sample(folder: &Path) -> PathBuf {
@@ -24,9 +22,7 @@ fn sample(folder: &Path) -> PathBuf {
     let mut writer = LayerWriter::create(&path, SIZE, Uuid::NIL).unwrap();
     writer.append(SECTOR, &[0x11; 3 * SECTOR as usize]).unwrap();
     writer.append_zero(10 * SECTOR, 5 * SECTOR).unwrap();
-    writer
-        .append(20 * SECTOR, &[0x22; SECTOR as usize])
-        .unwrap();
+    writer.append(20 * SECTOR, &[0x22; SECTOR as usize]).unwrap();
     writer.finish().unwrap();
     path
 }
@@ -53,21 +49,13 @@ fn a_flipped_bit_of_our_own_file_is_refused_or_harmless() {
     let trailer = good.len() - 4096;
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     let mut refused = 0;
-    for at in (0..390)
-        .chain(index..index + 3 * 16)
-        .chain(trailer..trailer + 390)
-    {
+    for at in (0..390).chain(index..index + 3 * 16).chain(trailer..trailer + 390) {
         for bit in 0..8 {
-            file.write_all_at(&[good[at] ^ (1 << bit)], at as u64)
-                .unwrap();
+            file.write_all_at(&[good[at] ^ (1 << bit)], at as u64).unwrap();
             match content(&path) {
                 Ok(found) => assert!(found == expected, "bit {bit} of byte {at}"),
                 Err(error) => {
-                    assert_eq!(
-                        error.kind(),
-                        ErrorKind::Corrupt,
-                        "bit {bit} of byte {at}: {error}"
-                    );
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "bit {bit} of byte {at}: {error}");
                     refused += 1;
                 }
             }
@@ -83,10 +71,7 @@ fn a_file_cut_at_any_sector_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = sample(folder.path());
     let good = std::fs::read(&path).unwrap();
-    for length in (0..good.len())
-        .step_by(SECTOR as usize)
-        .chain([1, good.len() - 1])
-    {
+    for length in (0..good.len()).step_by(SECTOR as usize).chain([1, good.len() - 1]) {
         write(&path, &good[..length]);
         let error = content(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{length}: {error}");
@@ -146,10 +131,7 @@ fn damage(bytes: &[u8]) -> Option<Damage> {
     write(&path, bytes);
     match Layer::open(&path) {
         Ok(_) => None,
-        Err(Error::Corrupt {
-            path: named,
-            damage,
-        }) => {
+        Err(Error::Corrupt { path: named, damage }) => {
             assert_eq!(named, path);
             Some(damage)
         }
@@ -160,10 +142,7 @@ fn damage(bytes: &[u8]) -> Option<Damage> {
 #[test]
 fn each_lie_of_an_index_has_its_error() {
     let top = (1 << 50) - 2;
-    assert_eq!(
-        damage(&forged(&[(0, 2, 8, false), (2, 1, 8, true)], SIZE, 4)),
-        None
-    );
+    assert_eq!(damage(&forged(&[(0, 2, 8, false), (2, 1, 8, true)], SIZE, 4)), None);
     assert_eq!(
         damage(&forged(&[(0, 0, 8, false)], SIZE, 4)),
         Some(Damage::EmptySegment { entry: 0 })
@@ -217,10 +196,7 @@ fn each_lie_of_a_trailer_has_its_error() {
         damage(&bytes)
     };
     let outside = |offset: u64, entries: u64| Some(Damage::IndexOutside { offset, entries });
-    assert_eq!(
-        with(trailer, b"x"),
-        Some(Damage::NotLsmt { part: "trailer" })
-    );
+    assert_eq!(with(trailer, b"x"), Some(Damage::NotLsmt { part: "trailer" }));
     assert_eq!(with(0, b"x"), Some(Damage::NotLsmt { part: "header" }));
     assert_eq!(
         with(trailer + 28, &[2]),
@@ -260,14 +236,8 @@ fn each_lie_of_a_trailer_has_its_error() {
             flags: 0x8000_0006
         })
     );
-    assert_eq!(
-        with(trailer + 132, &[9]),
-        Some(Damage::Version { version: 9 })
-    );
-    assert_eq!(
-        with(trailer + 32, &u64::MAX.to_le_bytes()),
-        outside(u64::MAX, 1)
-    );
+    assert_eq!(with(trailer + 132, &[9]), Some(Damage::Version { version: 9 }));
+    assert_eq!(with(trailer + 32, &u64::MAX.to_le_bytes()), outside(u64::MAX, 1));
     assert_eq!(
         with(trailer + 40, &u64::MAX.to_le_bytes()),
         outside(4096 + 4 * SECTOR, u64::MAX)
@@ -294,11 +264,7 @@ fn a_damaged_map_is_refused_or_harmless() {
         let mut bad = good.clone();
         bad[at] ^= 0x10;
         write(&map, &bad);
-        assert_eq!(
-            Upper::open(&path).unwrap_err().kind(),
-            ErrorKind::Corrupt,
-            "byte {at}"
-        );
+        assert_eq!(Upper::open(&path).unwrap_err().kind(), ErrorKind::Corrupt, "byte {at}");
     }
     for length in (0..good.len()).step_by(SECTOR as usize) {
         write(&map, &good[..length]);
@@ -323,10 +289,7 @@ fn an_upper_without_one_of_its_files_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("upper");
     let create = || Upper::create(&path, SIZE, Uuid::NIL);
-    create()
-        .unwrap()
-        .write_at(&[7; SECTOR as usize], 0)
-        .unwrap();
+    create().unwrap().write_at(&[7; SECTOR as usize], 0).unwrap();
     assert_eq!(create().unwrap_err().kind(), ErrorKind::Exists);
     assert!(matches!(Layer::open(&path), Err(Error::NotSealed { .. })));
     let kept = std::fs::read(map_path(&path)).unwrap();

@@ -20,15 +20,7 @@ fn step(number: u64) -> (u64, u64, u8) {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let start = (mixed >> 40) % SECTORS;
     let count = (1 + (mixed >> 50) % 20).min(SECTORS - start);
-    (
-        start,
-        count,
-        if number % 5 == 0 {
-            0
-        } else {
-            (number % 250) as u8 + 1
-        },
-    )
+    (start, count, if number % 5 == 0 { 0 } else { (number % 250) as u8 + 1 })
 }
 
 /// The stack that the files in `folder` make: uppers are numbered, each sealed one is a layer.
@@ -85,10 +77,7 @@ fn a_killed_process_loses_nothing_that_it_acknowledged() {
             .by_ref()
             .filter_map(|line| line.split("done ").nth(1)?.parse::<u64>().ok());
         let wait_for = 3 + round * 11;
-        let mut last = acknowledged
-            .by_ref()
-            .find(|&number| number >= wait_for)
-            .unwrap();
+        let mut last = acknowledged.by_ref().find(|&number| number >= wait_for).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         last = acknowledged.last().unwrap_or(last);

@@ -6,9 +6,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aenv_layers::{
-    ExtentKind, FileState, Layer, LayerWriter, Registry, Stack, Uuid, import_raw, merge, probe,
-};
+use aenv_layers::{ExtentKind, FileState, Layer, LayerWriter, Registry, Stack, Uuid, import_raw, merge, probe};
 use proptest::prelude::*;
 
 const SECTOR: u64 = 512;
@@ -97,19 +95,13 @@ impl World {
 
     fn run(&mut self, step: &Step) {
         match *step {
-            Step::Write {
-                start,
-                sectors,
-                fill,
-            } => {
+            Step::Write { start, sectors, fill } => {
                 let data = pattern(start, sectors, fill);
                 self.stack.write_at(&data, start * SECTOR).unwrap();
                 self.model[(start * SECTOR) as usize..][..data.len()].copy_from_slice(&data);
             }
             Step::Discard { start, sectors } => {
-                self.stack
-                    .discard(start * SECTOR, sectors * SECTOR)
-                    .unwrap();
+                self.stack.discard(start * SECTOR, sectors * SECTOR).unwrap();
                 self.model[(start * SECTOR) as usize..][..(sectors * SECTOR) as usize].fill(0);
             }
             Step::Seal => self.seal(),
@@ -119,10 +111,7 @@ impl World {
                 let (first, last) = (a.min(b), a.max(b));
                 let into = self.name();
                 let report = merge(&self.layers[first..=last], &into).unwrap();
-                assert_eq!(
-                    report.layer.uuid(),
-                    Layer::open(&self.layers[last]).unwrap().uuid()
-                );
+                assert_eq!(report.layer.uuid(), Layer::open(&self.layers[last]).unwrap().uuid());
                 self.layers.splice(first..=last, [into]);
                 self.reopen();
             }
@@ -167,12 +156,7 @@ impl World {
             at += extent.length;
             let zero = extent.kind == ExtentKind::Zero;
             assert_eq!(self.stack.is_zero(extent.offset, extent.length), zero);
-            assert!(
-                !zero
-                    || self.model[extent.offset as usize..at as usize]
-                        .iter()
-                        .all(|&b| b == 0)
-            );
+            assert!(!zero || self.model[extent.offset as usize..at as usize].iter().all(|&b| b == 0));
         }
         assert_eq!(at, SIZE);
     }

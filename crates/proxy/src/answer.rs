@@ -4,9 +4,7 @@
 //! any origin, so that a web page can tell a dead sandbox from a broken network.
 
 use aenv_wire::route::Refusal;
-use hyper::header::{
-    ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
-};
+use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 
@@ -61,11 +59,7 @@ pub fn port_closed(form: Form, place: &Place) -> Reply {
 
 /// Something listens but broke off before it answered.
 pub fn broke_off(form: Form, place: &Place) -> Reply {
-    about_port(
-        form,
-        place,
-        "The sandbox closed the connection before it answered",
-    )
+    about_port(form, place, "The sandbox closed the connection before it answered")
 }
 
 fn about_port(form: Form, place: &Place, message: &str) -> Reply {
@@ -86,7 +80,8 @@ pub fn token_missing(form: Form, place: &Place) -> Reply {
 }
 
 pub fn token_invalid(form: Form, place: &Place) -> Reply {
-    let message = "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid";
+    let message =
+        "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid";
     forbidden(form, place, message)
 }
 
@@ -117,9 +112,7 @@ pub fn plain(form: Form, status: StatusCode, message: &str) -> Reply {
 /// Something is missing that is expected to be back in a second.
 pub fn unavailable(form: Form, message: &str) -> Reply {
     let mut reply = plain(form, StatusCode::SERVICE_UNAVAILABLE, message);
-    reply
-        .headers_mut()
-        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     reply
 }
 
@@ -156,10 +149,7 @@ pub fn refusal(form: Form, refusal: &Refusal) -> Reply {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(CONTENT_TYPE, kind.clone());
     for (name, value) in &refusal.headers {
-        if let (Ok(name), Ok(value)) = (
-            HeaderName::from_bytes(name.as_bytes()),
-            HeaderValue::from_str(value),
-        ) {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value)) {
             headers.insert(name, value);
         }
     }
@@ -170,16 +160,7 @@ pub fn refusal(form: Form, refusal: &Refusal) -> Reply {
 }
 
 fn page(status: StatusCode, message: &str) -> String {
-    let title = format!(
-        "{} {}",
-        status.as_u16(),
-        status.canonical_reason().unwrap_or_default()
-    );
-    let message = message
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
-    format!(
-        "<!doctype html>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{message}</p>\n"
-    )
+    let title = format!("{} {}", status.as_u16(), status.canonical_reason().unwrap_or_default());
+    let message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<!doctype html>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{message}</p>\n")
 }

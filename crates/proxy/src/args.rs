@@ -7,8 +7,7 @@ pub const USAGE: &str = "usage: aenv-proxy [--listen ADDR:PORT] --api SOCKET --r
                          [--domain DOMAIN] [--connections-max N]";
 
 /// Where the proxy listens unless told otherwise.
-const LISTEN_DEFAULT: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
+const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Args {
@@ -49,9 +48,7 @@ impl Args {
             if !known.contains(&option.as_str()) {
                 return Err(ArgsError::Unknown(option));
             }
-            let value = words
-                .next()
-                .ok_or_else(|| ArgsError::NoValue(option.clone()))?;
+            let value = words.next().ok_or_else(|| ArgsError::NoValue(option.clone()))?;
             match option.as_str() {
                 "--listen" => listen = parsed(&option, &value)?,
                 "--api" => api = Some(PathBuf::from(value)),
@@ -100,10 +97,7 @@ mod tests {
     fn mistakes_are_named() {
         assert_eq!(parse("--apis /a"), Err(ArgsError::Unknown("--apis".into())));
         assert_eq!(parse("--api"), Err(ArgsError::NoValue("--api".into())));
-        assert_eq!(
-            parse("--api /a --control /c"),
-            Err(ArgsError::Missing("--resolver"))
-        );
+        assert_eq!(parse("--api /a --control /c"), Err(ArgsError::Missing("--resolver")));
         let invalid = ArgsError::Invalid {
             option: "--listen".into(),
             value: "8000".into(),

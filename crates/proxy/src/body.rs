@@ -54,11 +54,7 @@ impl Drop for Download {
     fn drop(&mut self) {
         let has_ended = self.has_ended || self.incoming.is_end_stream();
         self.upload.abandon_if_unwanted();
-        if let Some(Lease {
-            pool,
-            sender,
-            socket,
-        }) = self.lease.take()
+        if let Some(Lease { pool, sender, socket }) = self.lease.take()
             && has_ended
             && self.upload.has_ended()
         {
@@ -84,10 +80,7 @@ pub enum ReplyBody {
 impl ReplyBody {
     pub fn own(bytes: impl Into<Bytes>) -> Self {
         let bytes = Some(bytes.into()).filter(|bytes: &Bytes| !bytes.is_empty());
-        Self::Own {
-            bytes,
-            serving: None,
-        }
+        Self::Own { bytes, serving: None }
     }
 
     pub fn passed(download: Download) -> Self {
@@ -109,14 +102,9 @@ impl Body for ReplyBody {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
-            Self::Own { bytes, .. } => {
-                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
-            }
+            Self::Own { bytes, .. } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Passed { download, .. } => download.poll(cx),
         }
     }
@@ -130,9 +118,7 @@ impl Body for ReplyBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Own { bytes, .. } => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
+            Self::Own { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Passed { download, .. } => download.incoming.size_hint(),
         }
     }

@@ -39,9 +39,7 @@ impl Client {
     pub fn begin(self: &Arc<Self>) -> Serving {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         *phase = match *phase {
-            Phase::Serving { requests } => Phase::Serving {
-                requests: requests + 1,
-            },
+            Phase::Serving { requests } => Phase::Serving { requests: requests + 1 },
             Phase::Idle { .. } | Phase::Head { .. } => Phase::Serving { requests: 1 },
         };
         Serving(Arc::clone(self))
@@ -50,9 +48,7 @@ impl Client {
     fn end(&self) {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         *phase = match *phase {
-            Phase::Serving { requests } if requests > 1 => Phase::Serving {
-                requests: requests - 1,
-            },
+            Phase::Serving { requests } if requests > 1 => Phase::Serving { requests: requests - 1 },
             _ => Phase::Idle {
                 since: Instant::now(),
                 received_bytes: self.socket.received_bytes(),
@@ -114,11 +110,7 @@ impl Clients {
     }
 
     /// Takes a place for a new connection; none when all are taken.
-    pub fn admit(
-        self: &Arc<Self>,
-        socket: &Arc<Socket>,
-        peer: SocketAddr,
-    ) -> Option<(Arc<Client>, Admission)> {
+    pub fn admit(self: &Arc<Self>, socket: &Arc<Socket>, peer: SocketAddr) -> Option<(Arc<Client>, Admission)> {
         let phase = Mutex::new(Phase::Idle {
             since: Instant::now(),
             received_bytes: 0,
@@ -144,10 +136,7 @@ impl Clients {
     }
 
     pub fn count(&self) -> usize {
-        self.open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Closes what has been idle or slow for too long.
@@ -203,9 +192,7 @@ mod tests {
 
     async fn connected() -> (TcpStream, Arc<Clients>, Arc<Client>, Admission) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let outside = TcpStream::connect(listener.local_addr().unwrap())
-            .await
-            .unwrap();
+        let outside = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (inside, peer) = listener.accept().await.unwrap();
         let clients = Clients::new(1);
         let (client, admission) = clients.admit(&Socket::tcp(inside).unwrap(), peer).unwrap();
@@ -259,9 +246,6 @@ mod tests {
         assert!(is_open(&client));
         drop(serving);
         clients.sweep(Instant::now() + HEAD_TIMEOUT + Duration::from_secs(1));
-        assert!(
-            is_open(&client),
-            "what was received belongs to the request before"
-        );
+        assert!(is_open(&client), "what was received belongs to the request before");
     }
 }

@@ -56,8 +56,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
         _ => {}
     }
     let listener = UnixListener::bind(path).map_err(BindError::Listen)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(BindError::Listen)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(BindError::Listen)?;
     Ok(listener)
 }
 

@@ -87,11 +87,7 @@ impl Directory {
         }
     }
 
-    fn start_question(
-        self: &Arc<Self>,
-        known: &mut Known,
-        place: &Place,
-    ) -> watch::Receiver<Option<Outcome>> {
+    fn start_question(self: &Arc<Self>, known: &mut Known, place: &Place) -> watch::Receiver<Option<Outcome>> {
         let (teller, answer) = watch::channel(None);
         known.questions.insert(place.clone(), answer.clone());
         let (directory, place) = (Arc::clone(self), place.clone());
@@ -124,11 +120,7 @@ impl Directory {
     /// Forgets one answer that turned out to lead nowhere, unless it was replaced already.
     pub fn forget(&self, place: &Place, route: &Arc<Route>) {
         let mut known = self.lock();
-        if known
-            .routes
-            .get(place)
-            .is_some_and(|found| Arc::ptr_eq(found, route))
-        {
+        if known.routes.get(place).is_some_and(|found| Arc::ptr_eq(found, route)) {
             known.routes.remove(place);
         }
     }
@@ -211,8 +203,6 @@ impl Known {
         if !over.is_empty() {
             routes.retain(|_, route| !withdrawn.contains(route.generation.number));
         }
-        over.iter()
-            .filter_map(|number| generations.remove(number))
-            .collect()
+        over.iter().filter_map(|number| generations.remove(number)).collect()
     }
 }

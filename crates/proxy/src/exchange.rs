@@ -43,9 +43,7 @@ impl Outgoing {
     /// For a reused connection the body is kept while it is small.
     fn request(&self, is_reused: bool) -> Request<RequestBody> {
         let body = match &self.source {
-            Source::Client { upload, carried } => {
-                RequestBody::passed(upload, carried.as_ref(), is_reused)
-            }
+            Source::Client { upload, carried } => RequestBody::passed(upload, carried.as_ref(), is_reused),
             Source::Own(bytes) => RequestBody::Own(Some(bytes.clone())),
         };
         Request::from_parts(self.head.clone(), body)
@@ -88,10 +86,7 @@ pub enum ExchangeError {
 }
 
 /// Sends the request and waits, without limit, for the head of the answer. Dropping the future ends the exchange.
-pub async fn exchange(
-    pool: &Arc<Pool>,
-    outgoing: &Outgoing,
-) -> Result<(Response<Incoming>, Lease), ExchangeError> {
+pub async fn exchange(pool: &Arc<Pool>, outgoing: &Outgoing) -> Result<(Response<Incoming>, Lease), ExchangeError> {
     let idle_max = if outgoing.is_idempotent {
         Duration::MAX
     } else {
@@ -134,11 +129,7 @@ struct Failure {
 
 type Answered = (Response<Incoming>, SendRequest<RequestBody>, Arc<Socket>);
 
-async fn attempt(
-    connection: Connection,
-    outgoing: &Outgoing,
-    is_reused: bool,
-) -> Result<Answered, Failure> {
+async fn attempt(connection: Connection, outgoing: &Outgoing, is_reused: bool) -> Result<Answered, Failure> {
     let Connection { mut sender, socket } = connection;
     let received_bytes = socket.received_bytes();
     let acknowledged_bytes = socket.acknowledged_bytes();
@@ -149,8 +140,7 @@ async fn attempt(
         }
         Err(mut refused) => {
             let was_not_sent = refused.take_message().is_some();
-            let is_untouched =
-                acknowledged_bytes.is_some() && socket.acknowledged_bytes() == acknowledged_bytes;
+            let is_untouched = acknowledged_bytes.is_some() && socket.acknowledged_bytes() == acknowledged_bytes;
             let may_repeat = socket.received_bytes() == received_bytes
                 && outgoing.is_repeatable()
                 && (was_not_sent || outgoing.is_idempotent || is_untouched);

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use hyper::header::{
-    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE,
-    TRANSFER_ENCODING, UPGRADE,
+    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING,
+    UPGRADE,
 };
 
 use crate::route::{SANDBOX_ID, SANDBOX_PORT};
@@ -21,11 +21,7 @@ const PORT_PLACEHOLDER: &str = "${PORT}";
 /// The protocol that a client wants to switch to, if it does.
 pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let is_asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    if is_asked {
-        headers.get(UPGRADE).cloned()
-    } else {
-        None
-    }
+    if is_asked { headers.get(UPGRADE).cloned() } else { None }
 }
 
 fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
@@ -144,9 +140,7 @@ pub fn check_token(headers: &HeaderMap, expected: &str) -> TokenCheck {
     let mut given = headers.get_all(&TRAFFIC_TOKEN).iter();
     match (given.next(), given.next()) {
         (None, _) => TokenCheck::Missing,
-        (Some(token), None) if equal_in_constant_time(token.as_bytes(), expected.as_bytes()) => {
-            TokenCheck::Passed
-        }
+        (Some(token), None) if equal_in_constant_time(token.as_bytes(), expected.as_bytes()) => TokenCheck::Passed,
         _ => TokenCheck::Invalid,
     }
 }
@@ -155,10 +149,7 @@ fn equal_in_constant_time(left: &[u8], right: &[u8]) -> bool {
     if left.len() != right.len() {
         return false;
     }
-    let difference = left
-        .iter()
-        .zip(right)
-        .fold(0u8, |sum, (a, b)| sum | (a ^ b));
+    let difference = left.iter().zip(right).fold(0u8, |sum, (a, b)| sum | (a ^ b));
     // The barrier keeps the compiler from leaving the loop early.
     std::hint::black_box(difference) == 0
 }
@@ -210,15 +201,9 @@ mod tests {
 
     #[test]
     fn an_upgrade_is_asked_for_again() {
-        let mut map = headers(&[
-            ("connection", "Keep-Alive, Upgrade"),
-            ("upgrade", "websocket"),
-        ]);
+        let mut map = headers(&[("connection", "Keep-Alive, Upgrade"), ("upgrade", "websocket")]);
         prepare_request(&mut map);
-        assert_eq!(
-            map,
-            headers(&[("connection", "upgrade"), ("upgrade", "websocket")])
-        );
+        assert_eq!(map, headers(&[("connection", "upgrade"), ("upgrade", "websocket")]));
     }
 
     #[test]
@@ -239,21 +224,14 @@ mod tests {
     fn exactly_one_right_token_passes() {
         let name = "e2b-traffic-access-token";
         assert_eq!(check_token(&headers(&[]), "tok"), TokenCheck::Missing);
-        assert_eq!(
-            check_token(&headers(&[(name, "tok")]), "tok"),
-            TokenCheck::Passed
-        );
+        assert_eq!(check_token(&headers(&[(name, "tok")]), "tok"), TokenCheck::Passed);
         for wrong in [
             &[(name, "toK")][..],
             &[(name, "")],
             &[(name, "token")],
             &[(name, "tok"), (name, "tok")],
         ] {
-            assert_eq!(
-                check_token(&headers(wrong), "tok"),
-                TokenCheck::Invalid,
-                "{wrong:?}"
-            );
+            assert_eq!(check_token(&headers(wrong), "tok"), TokenCheck::Invalid, "{wrong:?}");
         }
     }
 
@@ -279,15 +257,9 @@ mod tests {
 
     #[test]
     fn the_client_is_appended_to_the_chain() {
-        let mut map = headers(&[
-            ("x-forwarded-for", "1.1.1.1"),
-            ("x-forwarded-for", "2.2.2.2"),
-        ]);
+        let mut map = headers(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "2.2.2.2")]);
         add_forwarded_for(&mut map, "::1".parse().unwrap());
-        assert_eq!(
-            map,
-            headers(&[("x-forwarded-for", "1.1.1.1, 2.2.2.2, ::1")])
-        );
+        assert_eq!(map, headers(&[("x-forwarded-for", "1.1.1.1, 2.2.2.2, ::1")]));
     }
 
     #[test]

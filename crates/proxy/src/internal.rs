@@ -20,10 +20,7 @@ pub fn is_internal(path: &str) -> bool {
     for segment in decoded.split(['/', '\\']) {
         // Matrix parameters, control characters and blanks around a name are ignored by some routers.
         let name = segment.split(';').next().unwrap_or_default();
-        let name: String = name
-            .chars()
-            .filter(|c| !c.is_control() && !c.is_whitespace())
-            .collect();
+        let name: String = name.chars().filter(|c| !c.is_control() && !c.is_whitespace()).collect();
         match name.as_str() {
             "" | "." => {}
             ".." => {
@@ -32,9 +29,7 @@ pub fn is_internal(path: &str) -> bool {
             _ => segments.push(name.to_ascii_lowercase()),
         }
     }
-    segments
-        .first()
-        .is_some_and(|first| INTERNAL.contains(&first.as_str()))
+    segments.first().is_some_and(|first| INTERNAL.contains(&first.as_str()))
 }
 
 fn fully_decoded(path: &str) -> Option<String> {

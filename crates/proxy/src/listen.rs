@@ -8,9 +8,7 @@ use tokio::sync::Notify;
 
 use crate::answer::{self, Form};
 use crate::client::Clients;
-use crate::limits::{
-    ACCEPT_BACKOFF, CONNECTIONS_MAX, DESCRIPTORS_RESERVED, SHUTDOWN_GRACE, SWEEP_INTERVAL,
-};
+use crate::limits::{ACCEPT_BACKOFF, CONNECTIONS_MAX, DESCRIPTORS_RESERVED, SHUTDOWN_GRACE, SWEEP_INTERVAL};
 use crate::serve::{Front, connection};
 use crate::socket::Socket;
 
@@ -36,18 +34,11 @@ fn raise_descriptor_limit() -> usize {
     }
     getrlimit(Resource::Nofile)
         .current
-        .map_or(usize::MAX, |limit| {
-            usize::try_from(limit).unwrap_or(usize::MAX)
-        })
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Accepts until `shutdown`, then gives answers under way their grace.
-pub async fn serve(
-    listener: TcpListener,
-    front: Arc<Front>,
-    clients: Arc<Clients>,
-    shutdown: Arc<Notify>,
-) {
+pub async fn serve(listener: TcpListener, front: Arc<Front>, clients: Arc<Clients>, shutdown: Arc<Notify>) {
     let sweeper = tokio::spawn(sweep(Arc::clone(&front), Arc::clone(&clients)));
     loop {
         let accepted = tokio::select! {
@@ -68,12 +59,7 @@ pub async fn serve(
     drain(&clients).await;
 }
 
-fn admit(
-    stream: TcpStream,
-    peer: std::net::SocketAddr,
-    front: &Arc<Front>,
-    clients: &Arc<Clients>,
-) {
+fn admit(stream: TcpStream, peer: std::net::SocketAddr, front: &Arc<Front>, clients: &Arc<Clients>) {
     // A client that is gone before it was accepted cannot be set up, nor does it matter.
     let Ok(socket) = Socket::tcp(stream) else {
         return;

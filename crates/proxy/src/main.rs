@@ -54,11 +54,7 @@ fn main() -> ExitCode {
 
 fn start(args: Args) -> Result<(), StartError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder
-        .worker_threads(WORKER_THREADS)
-        .enable_io()
-        .enable_time()
-        .build();
+    let runtime = builder.worker_threads(WORKER_THREADS).enable_io().enable_time().build();
     let runtime = runtime.map_err(StartError::Runtime)?;
     let result = runtime.block_on(run(args));
     // Streams that outlived their grace end with the process.

@@ -44,10 +44,7 @@ impl Inbound {
             let waiting = Arc::downgrade(&upload);
             let mut carrier = Request::from_parts(parts, ());
             hyper::ext::on_informational(&mut carrier, move |answer| {
-                if let Some(upload) = waiting
-                    .upgrade()
-                    .filter(|_| answer.status() == StatusCode::CONTINUE)
-                {
+                if let Some(upload) = waiting.upgrade().filter(|_| answer.status() == StatusCode::CONTINUE) {
                     upload.proceed();
                 }
             });
@@ -87,13 +84,7 @@ pub async fn pass(
     };
     let (response, lease) = exchange(pool, &outgoing).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(switch(
-            client,
-            inbound.on_upgrade.take(),
-            response,
-            lease,
-            carried,
-        ));
+        return Ok(switch(client, inbound.on_upgrade.take(), response, lease, carried));
     }
     let (mut parts, incoming) = response.into_parts();
     head::strip_hop_by_hop(&mut parts.headers);
@@ -122,9 +113,7 @@ fn switch(
     let (mut parts, _) = response.into_parts();
     let protocol = parts.headers.get(UPGRADE).cloned();
     head::strip_hop_by_hop(&mut parts.headers);
-    parts
-        .headers
-        .insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     if let Some(protocol) = protocol {
         parts.headers.insert(UPGRADE, protocol);
     }
@@ -148,21 +137,12 @@ struct Ends {
 
 async fn join(ends: Ends, on_client: Option<OnUpgrade>, on_peer: OnUpgrade) {
     let both = async { tokio::try_join!(on_client?, on_peer).ok() };
-    let upgraded = tokio::time::timeout(UPGRADE_TIMEOUT, both)
-        .await
-        .ok()
-        .flatten();
-    let streams = upgraded.and_then(|(client, peer)| {
-        Some((
-            take_stream::<ClientStream>(client)?,
-            take_stream::<PeerStream>(peer)?,
-        ))
-    });
+    let upgraded = tokio::time::timeout(UPGRADE_TIMEOUT, both).await.ok().flatten();
+    let streams = upgraded
+        .and_then(|(client, peer)| Some((take_stream::<ClientStream>(client)?, take_stream::<PeerStream>(peer)?)));
     match streams {
         // The streams keep both connections registered and are closed when the tunnel has ended.
-        Some((client, peer)) => {
-            tunnel::run(&client.0.socket, client.1, &peer.0.socket, peer.1).await
-        }
+        Some((client, peer)) => tunnel::run(&client.0.socket, client.1, &peer.0.socket, peer.1).await,
         // A 101 nobody asked for, or an end that broke meanwhile.
         None => {
             ends.client.socket.abort();

@@ -12,8 +12,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::generation::{Generation, Over, Owned};
 use crate::limits::{
-    BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX,
-    HEAD_LINES_MAX, RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
+    BUFFER_BYTES_MAX, CONNECT_TIMEOUT, GUEST_IDLE_MAX, GUEST_IDLE_TIMEOUT, HEAD_BYTES_MAX, HEAD_LINES_MAX,
+    RETURN_TIMEOUT, SERVER_IDLE_MAX, SERVER_IDLE_TIMEOUT,
 };
 use crate::socket::{Socket, Stream};
 use crate::upload::RequestBody;
@@ -54,14 +54,9 @@ impl From<io::Error> for ConnectError {
         use rustix::io::Errno;
         match Errno::from_io_error(&error) {
             Some(Errno::CONNREFUSED) => Self::Refused,
-            Some(
-                Errno::MFILE
-                | Errno::NFILE
-                | Errno::NOBUFS
-                | Errno::NOMEM
-                | Errno::ADDRNOTAVAIL
-                | Errno::AGAIN,
-            ) => Self::NoSocket(error),
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL | Errno::AGAIN) => {
+                Self::NoSocket(error)
+            }
             _ => Self::Unreachable(error),
         }
     }
@@ -109,9 +104,7 @@ impl Pool {
     /// The most recently used idle connection that is younger than `idle_max` and not closed by the peer.
     pub async fn reuse(&self, idle_max: Duration) -> Option<Connection> {
         loop {
-            let Idle {
-                mut sender, socket, ..
-            } = self.take_younger(idle_max)?;
+            let Idle { mut sender, socket, .. } = self.take_younger(idle_max)?;
             // Its own task may still have to notice that the last answer has ended.
             let ready = tokio::time::timeout(RETURN_TIMEOUT, sender.ready());
             if matches!(ready.await, Ok(Ok(()))) && socket.is_quiet() {
@@ -155,15 +148,9 @@ impl Pool {
         match &self.peer {
             Peer::Server(path) => {
                 let socket = Socket::unix(UnixStream::connect(path).await?);
-                Ok(Stream {
-                    socket,
-                    guard: None,
-                })
+                Ok(Stream { socket, guard: None })
             }
-            Peer::Guest {
-                address,
-                generation,
-            } => {
+            Peer::Guest { address, generation } => {
                 let generation = generation.upgrade().ok_or(Over)?;
                 let socket = Socket::tcp(TcpStream::connect(address).await?)?;
                 let owned = generation.own(&socket).inspect_err(|_| socket.abort())?;

@@ -61,13 +61,10 @@ impl Resolver {
 
     async fn ask_patiently(&self, place: &Place) -> Result<ResolveAnswer, ResolveError> {
         let outgoing = outgoing(place);
-        let (response, lease) =
-            exchange(&self.pool, &outgoing)
-                .await
-                .map_err(|error| match error {
-                    ExchangeError::Connect(error) => ResolveError::Unreachable(error),
-                    ExchangeError::Broken(error) => ResolveError::Broken(error),
-                })?;
+        let (response, lease) = exchange(&self.pool, &outgoing).await.map_err(|error| match error {
+            ExchangeError::Connect(error) => ResolveError::Unreachable(error),
+            ExchangeError::Broken(error) => ResolveError::Broken(error),
+        })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), RESOLVE_ANSWER_BYTES_MAX);
         let body = body.collect().await.map_err(ResolveError::Body)?.to_bytes();
@@ -94,9 +91,7 @@ fn outgoing(place: &Place) -> Outgoing {
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = hyper::Uri::from_static("/resolve");
-    request
-        .headers_mut()
-        .insert(HOST, HeaderValue::from_static("aenv"));
+    request.headers_mut().insert(HOST, HeaderValue::from_static("aenv"));
     request
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

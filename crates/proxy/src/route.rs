@@ -42,12 +42,7 @@ pub enum BadRoute {
 }
 
 /// `host` is the Host header (or the authority of an absolute request target), `target` path and query.
-pub fn choose(
-    host: &str,
-    headers: &HeaderMap,
-    target: &str,
-    domain: Option<&str>,
-) -> Result<Destination, BadRoute> {
+pub fn choose(host: &str, headers: &HeaderMap, target: &str, domain: Option<&str>) -> Result<Destination, BadRoute> {
     if let Some(place) = from_host(host, domain)? {
         return Ok(Destination::Sandbox(place, None));
     }
@@ -70,10 +65,7 @@ fn from_host(host: &str, domain: Option<&str>) -> Result<Option<Place>, BadRoute
         return Ok(None);
     };
     let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_port
-        || !id.starts_with(|first: char| first.is_ascii_alphanumeric())
-        || !is_ours(parent, domain)
-    {
+    if !is_port || !id.starts_with(|first: char| first.is_ascii_alphanumeric()) || !is_ours(parent, domain) {
         return Ok(None);
     }
     let place = "the host name";
@@ -86,16 +78,12 @@ fn from_host(host: &str, domain: Option<&str>) -> Result<Option<Place>, BadRoute
 /// Without a configured domain any parent will do; `localhost` always will, for tests on one machine.
 fn is_ours(parent: &str, domain: Option<&str>) -> bool {
     let parent = parent.strip_suffix('.').unwrap_or(parent);
-    parent.is_empty()
-        || parent == "localhost"
-        || domain.is_none_or(|domain| domain.eq_ignore_ascii_case(parent))
+    parent.is_empty() || parent == "localhost" || domain.is_none_or(|domain| domain.eq_ignore_ascii_case(parent))
 }
 
 fn from_headers(id: &str, port: Option<&str>) -> Result<Destination, BadRoute> {
     let sandbox_id = sandbox_id(id, "header e2b-sandbox-id")?;
-    let port = port.map_or(Ok(ENVD_PORT), |port| {
-        port_number(port, "header e2b-sandbox-port")
-    })?;
+    let port = port.map_or(Ok(ENVD_PORT), |port| port_number(port, "header e2b-sandbox-port"))?;
     Ok(Destination::Sandbox(Place { sandbox_id, port }, None))
 }
 
@@ -104,9 +92,7 @@ fn from_path(rest: &str) -> Result<Destination, BadRoute> {
     let place = "the path";
     let (path, query) = rest.find('?').map_or((rest, ""), |at| rest.split_at(at));
     let (id, after_id) = path.split_once('/').unwrap_or((path, ""));
-    let (port, tail) = after_id
-        .find('/')
-        .map_or((after_id, "/"), |at| after_id.split_at(at));
+    let (port, tail) = after_id.find('/').map_or((after_id, "/"), |at| after_id.split_at(at));
     let place = Place {
         sandbox_id: sandbox_id(id, place)?,
         port: port_number(port, place)?,
@@ -117,9 +103,8 @@ fn from_path(rest: &str) -> Result<Destination, BadRoute> {
 /// Old clients append `-{client id}` to the sandbox id; it means nothing.
 fn sandbox_id(text: &str, place: &'static str) -> Result<String, BadRoute> {
     let id = text.split_once('-').map_or(text, |(id, _)| id);
-    let is_valid = !id.is_empty()
-        && id.len() <= SANDBOX_ID_CHARS_MAX
-        && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_valid =
+        !id.is_empty() && id.len() <= SANDBOX_ID_CHARS_MAX && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if is_valid {
         Ok(id.to_ascii_lowercase())
     } else {
@@ -205,19 +190,13 @@ mod tests {
                 "{host}"
             );
         }
-        assert_eq!(
-            by_host(&format!("8080-{ID}.any.where"), None),
-            sandbox(8080, None)
-        );
+        assert_eq!(by_host(&format!("8080-{ID}.any.where"), None), sandbox(8080, None));
         assert_eq!(
             by_host(&format!("8080-{ID}.localhost:3000"), Some("box.dev")),
             sandbox(8080, None)
         );
         assert_eq!(
-            by_host(
-                &format!("8080-{}.box.dev", ID.to_uppercase()),
-                Some("box.dev")
-            ),
+            by_host(&format!("8080-{}.box.dev", ID.to_uppercase()), Some("box.dev")),
             sandbox(8080, None)
         );
     }
@@ -234,11 +213,7 @@ mod tests {
             "x80-abc.box.dev",
             "80-.box.dev",
         ] {
-            assert_eq!(
-                by_host(host, Some("box.dev")),
-                Ok(Destination::Api),
-                "{host}"
-            );
+            assert_eq!(by_host(host, Some("box.dev")), Ok(Destination::Api), "{host}");
         }
         assert_eq!(
             by_host(&format!("8080-{ID}.other.dev"), Some("box.dev")),
@@ -271,12 +246,7 @@ mod tests {
             "box.dev",
             "",
         ] {
-            let found = choose(
-                host,
-                &with_headers(ID, Some("8080")),
-                "/proxy/x/y",
-                Some("box.dev"),
-            );
+            let found = choose(host, &with_headers(ID, Some("8080")), "/proxy/x/y", Some("box.dev"));
             assert_eq!(found, sandbox(8080, None), "{host}");
         }
         assert_eq!(
@@ -284,12 +254,7 @@ mod tests {
             sandbox(ENVD_PORT, None)
         );
         assert_eq!(
-            choose(
-                "localhost",
-                &with_headers(&format!("{ID}-c1"), None),
-                "/",
-                None
-            ),
+            choose("localhost", &with_headers(&format!("{ID}-c1"), None), "/", None),
             sandbox(ENVD_PORT, None)
         );
     }
@@ -318,10 +283,7 @@ mod tests {
         let mut headers = with_headers(ID, None);
         headers.append(&SANDBOX_ID, "iother".parse().unwrap());
         let error = choose("localhost", &headers, "/", None).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "header e2b-sandbox-id must appear once, not 2 times"
-        );
+        assert_eq!(error.to_string(), "header e2b-sandbox-id must appear once, not 2 times");
     }
 
     #[test]
@@ -332,29 +294,12 @@ mod tests {
             ("/proxy/ID/8080?a=/b", "/?a=/b"),
             ("/proxy/ID/8080//x/%2e./?q", "//x/%2e./?q"),
         ] {
-            let found = choose(
-                "localhost",
-                &HeaderMap::new(),
-                &path.replace("ID", ID),
-                None,
-            );
+            let found = choose("localhost", &HeaderMap::new(), &path.replace("ID", ID), None);
             assert_eq!(found, sandbox(8080, Some(target)), "{path}");
         }
-        for path in [
-            "/proxy/",
-            "/proxy/ID",
-            "/proxy/ID/",
-            "/proxy/ID/x/",
-            "/proxy/a%2fb/80/",
-        ] {
+        for path in ["/proxy/", "/proxy/ID", "/proxy/ID/", "/proxy/ID/x/", "/proxy/a%2fb/80/"] {
             assert!(
-                choose(
-                    "localhost",
-                    &HeaderMap::new(),
-                    &path.replace("ID", ID),
-                    None
-                )
-                .is_err(),
+                choose("localhost", &HeaderMap::new(), &path.replace("ID", ID), None).is_err(),
                 "{path}"
             );
         }

@@ -26,21 +26,13 @@ pub async fn answer(
 ) -> Reply {
     let form = Form::wanted(&inbound.head.headers);
     if inbound.head.method == Method::CONNECT {
-        return answer::plain(
-            form,
-            StatusCode::METHOD_NOT_ALLOWED,
-            "CONNECT is not supported",
-        );
+        return answer::plain(form, StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported");
     }
     if let Some(target) = target {
         match target.parse::<Uri>() {
             Ok(uri) => inbound.head.uri = uri,
             Err(_) => {
-                return answer::plain(
-                    form,
-                    StatusCode::BAD_REQUEST,
-                    "the path after the port is invalid",
-                );
+                return answer::plain(form, StatusCode::BAD_REQUEST, "the path after the port is invalid");
             }
         }
     }
@@ -101,10 +93,7 @@ fn prepare(inbound: &mut Inbound, place: &Place, route: &Route) {
 /// Whether the answer may have been about a sandbox that is gone.
 fn is_unreachable(error: &ExchangeError) -> bool {
     use ConnectError::{Handshake, TimedOut, Unreachable};
-    matches!(
-        error,
-        ExchangeError::Connect(Unreachable(_) | TimedOut | Handshake(_))
-    )
+    matches!(error, ExchangeError::Connect(Unreachable(_) | TimedOut | Handshake(_)))
 }
 
 fn failed(form: Form, place: &Place, error: ExchangeError) -> Reply {
@@ -136,9 +125,7 @@ fn check_token(form: Form, place: &Place, route: &Arc<Route>, inbound: &Inbound)
 fn no_route(form: Form, error: &NoRoute) -> Reply {
     match error {
         NoRoute::Refused(refusal) => answer::refusal(form, refusal),
-        NoRoute::Failed(_) | NoRoute::Superseded | NoRoute::TooMany => {
-            answer::unavailable(form, &error.to_string())
-        }
+        NoRoute::Failed(_) | NoRoute::Superseded | NoRoute::TooMany => answer::unavailable(form, &error.to_string()),
     }
 }
 

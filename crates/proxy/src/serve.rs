@@ -44,9 +44,7 @@ pub async fn connection(front: Arc<Front>, client: Arc<Client>, admission: Admis
         .max_headers(HEAD_LINES_MAX)
         .max_header_size(HEAD_BYTES_MAX);
     // The answer's own Date, or none: the proxy adds nothing to what guests say.
-    builder
-        .max_buf_size(BUFFER_BYTES_MAX)
-        .auto_date_header(false);
+    builder.max_buf_size(BUFFER_BYTES_MAX).auto_date_header(false);
     // Errors are broken connections and malformed requests; hyper answered the latter where that was possible.
     drop(
         builder
@@ -69,20 +67,10 @@ async fn answer_to(front: &Front, client: &Arc<Client>, request: Request<Incomin
         return answer::plain(form, StatusCode::BAD_REQUEST, message);
     }
     let host = sandbox::host_of(request.uri(), request.headers());
-    let target = request
-        .uri()
-        .path_and_query()
-        .map_or("", |target| target.as_str());
+    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
     match route::choose(&host, request.headers(), target, front.domain.as_deref()) {
         Ok(Destination::Sandbox(place, target)) => {
-            sandbox::answer(
-                &front.directory,
-                client,
-                Inbound::new(request),
-                &place,
-                target,
-            )
-            .await
+            sandbox::answer(&front.directory, client, Inbound::new(request), &place, target).await
         }
         Ok(Destination::Api) => api::answer(&front.api, client, Inbound::new(request)).await,
         Err(error) => answer::plain(form, StatusCode::BAD_REQUEST, &error.to_string()),

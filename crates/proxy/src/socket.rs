@@ -85,10 +85,7 @@ impl Socket {
     pub fn is_quiet(&self) -> bool {
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        matches!(
-            rustix::net::recv(self, &mut byte, flags),
-            Err(rustix::io::Errno::AGAIN)
-        )
+        matches!(rustix::net::recv(self, &mut byte, flags), Err(rustix::io::Errno::AGAIN))
     }
 
     /// Bytes sent by us that the peer's kernel acknowledged; none where that is not known (Unix sockets).
@@ -108,11 +105,7 @@ impl Socket {
     }
 
     /// Reads what is there. Wakes the caller when nothing is.
-    pub fn poll_receive(
-        &self,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    pub fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             self.check()?;
             let read = match &self.kind {
@@ -127,8 +120,7 @@ impl Socket {
             };
             match read {
                 Ok(count) => {
-                    self.received_bytes
-                        .fetch_add(count as u64, Ordering::Relaxed);
+                    self.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
                     return Poll::Ready(Ok(()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -138,11 +130,7 @@ impl Socket {
     }
 
     /// Writes what fits. Wakes the caller when nothing does.
-    pub fn poll_send(
-        &self,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
+    pub fn poll_send(&self, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
             self.check()?;
             let written = match &self.kind {
@@ -214,21 +202,13 @@ pub struct Stream<G> {
 }
 
 impl<G: Unpin> AsyncRead for Stream<G> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.socket.poll_receive(cx, buffer)
     }
 }
 
 impl<G: Unpin> AsyncWrite for Stream<G> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.socket.poll_send(cx, &[io::IoSlice::new(bytes)])
     }
 

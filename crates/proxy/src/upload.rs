@@ -160,10 +160,7 @@ impl State {
 
     /// hyper does not ask for the end of a body whose length it knows.
     fn note_end(&mut self) {
-        if self.progress == Progress::Begun
-            && self.again.is_empty()
-            && self.incoming.is_end_stream()
-        {
+        if self.progress == Progress::Begun && self.again.is_empty() && self.incoming.is_end_stream() {
             self.progress = Progress::Ended;
         }
     }
@@ -222,10 +219,7 @@ impl Body for RequestBody {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Passed(passed) => passed.poll_frame(cx),
@@ -244,9 +238,7 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Own(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
+            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Passed(Passed { upload, .. }) => {
                 let state = upload.lock();
                 let again_bytes: u64 = state.again.iter().map(|bytes| bytes.len() as u64).sum();

@@ -25,11 +25,7 @@ impl Withdrawn {
 
     /// Everything below `below` that is not in `live`. Never takes a withdrawal back.
     pub fn insert_all_below(&mut self, below: u64, live: &[u64]) {
-        let mut live: Vec<u64> = live
-            .iter()
-            .copied()
-            .filter(|generation| *generation < below)
-            .collect();
+        let mut live: Vec<u64> = live.iter().copied().filter(|generation| *generation < below).collect();
         live.sort_unstable();
         let mut first = 0;
         for generation in live {
@@ -49,9 +45,7 @@ impl Withdrawn {
         let mut from = 0;
         while self.ranges.len() > ranges_max {
             let mut pair = self.ranges.range(from..);
-            let (Some((&first, &last)), Some((&next_first, &next_last))) =
-                (pair.next(), pair.next())
-            else {
+            let (Some((&first, &last)), Some((&next_first, &next_last))) = (pair.next(), pair.next()) else {
                 return;
             };
             if is_live(last + 1, next_first - 1) {
@@ -70,9 +64,7 @@ impl Withdrawn {
             first = before_first;
             last = last.max(before_last);
         }
-        while let Some((&inside_first, &inside_last)) =
-            self.ranges.range(first..=last.saturating_add(1)).next()
-        {
+        while let Some((&inside_first, &inside_last)) = self.ranges.range(first..=last.saturating_add(1)).next() {
             last = last.max(inside_last);
             self.ranges.remove(&inside_first);
         }

@@ -1,19 +1,13 @@
 //! Withdrawing a generation: what is reset, what is not, and what can never come back.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test ends where something unexpected happens"
-)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{
-    ID, World, ending, get_request, is_reset, ok, read_chunk, read_head, read_reply, read_request,
-    soon,
-};
+use support::{ID, World, ending, get_request, is_reset, ok, read_chunk, read_head, read_reply, read_request, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -21,10 +15,7 @@ use tokio::sync::Semaphore;
 /// A client in the middle of a chunked answer.
 async fn streaming(world: &World, port: u16) -> TcpStream {
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, port, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, port, "/").as_bytes()).await.unwrap();
     read_head(&mut client).await.unwrap();
     assert_eq!(read_chunk(&mut client).await.unwrap(), b"first");
     client
@@ -116,10 +107,7 @@ async fn a_request_that_waits_for_its_answer_is_reset() {
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     soon(heard.recv()).await.unwrap();
     assert_eq!(world.withdraw(1).await["aborted"], 1);
     assert!(is_reset(&ending(&mut client).await));
@@ -141,10 +129,7 @@ async fn an_upload_under_way_is_reset() {
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
     let head = get_request(ID, 80, "/").replace("GET", "POST");
-    let head = head.replace(
-        "\r\n\r\n",
-        "\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbyte\r\n",
-    );
+    let head = head.replace("\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbyte\r\n");
     client.write_all(head.as_bytes()).await.unwrap();
     assert_eq!(soon(heard.recv()).await.unwrap(), b"byte");
     assert_eq!(world.withdraw(1).await["aborted"], 1);
@@ -156,16 +141,16 @@ async fn a_tunnel_is_reset() {
     let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_head(&mut stream).await.unwrap();
-        stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\nhello").await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\nhello")
+            .await
+            .unwrap();
         let _ = ending(&mut stream).await;
     })
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    let head = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        "\r\nConnection: upgrade\r\nUpgrade: own\r\n\r\n",
-    );
+    let head = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: upgrade\r\nUpgrade: own\r\n\r\n");
     client.write_all(head.as_bytes()).await.unwrap();
     read_head(&mut client).await.unwrap();
     let mut hello = [0; 5];
@@ -181,17 +166,11 @@ async fn an_idle_keep_alive_connection_survives() {
     let guest = support::echo_guest().await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/one").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/one").as_bytes()).await.unwrap();
     assert_eq!(read_reply(&mut client).await.status(), 200);
     assert_eq!(world.withdraw(1).await["aborted"], 0);
     world.answers.set(ID, 80, support::target(guest, 2));
-    client
-        .write_all(get_request(ID, 80, "/two").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/two").as_bytes()).await.unwrap();
     assert!(read_reply(&mut client).await.body.starts_with("GET /two"));
 }
 
@@ -215,9 +194,7 @@ async fn connections_are_never_reused_across_generations() {
     })
     .await;
     for generation in 1..50 {
-        world
-            .answers
-            .set(ID, 80, support::target(guest, generation));
+        world.answers.set(ID, 80, support::target(guest, generation));
         for _ in 0..3 {
             let path = format!("/{generation}");
             assert_eq!(world.get(ID, 80, &path).await.body, path);
@@ -227,19 +204,11 @@ async fn connections_are_never_reused_across_generations() {
     // Also while both generations live at one address (a server's mistake, or two ports that are one).
     world.answers.set("iother", 80, support::target(guest, 51));
     world.answers.set(ID, 80, support::target(guest, 50));
-    for (id, path) in [
-        (ID, "/50"),
-        ("iother", "/51"),
-        (ID, "/50"),
-        ("iother", "/51"),
-    ] {
+    for (id, path) in [(ID, "/50"), ("iother", "/51"), (ID, "/50"), ("iother", "/51")] {
         assert_eq!(world.get(id, 80, path).await.body, path);
     }
     // Within a generation they are reused, or this test would show nothing.
-    assert!(
-        connections.load(Ordering::SeqCst) < 49 * 3,
-        "no connection was reused"
-    );
+    assert!(connections.load(Ordering::SeqCst) < 49 * 3, "no connection was reused");
 }
 
 #[tokio::test]
@@ -250,10 +219,7 @@ async fn an_answer_in_flight_of_a_withdrawn_generation_is_asked_again() {
     *world.answers.gate.lock().unwrap() = Some(Arc::clone(&gate));
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     support::until(|| async { world.answers.asked() == 1 }).await;
     world.answers.set(ID, 80, support::target(guest, 2));
     world.withdraw(1).await;
@@ -274,10 +240,7 @@ async fn a_withdrawn_generation_is_refused_for_ever() {
         .set(ID, 80, support::target(support::echo_guest().await, 1));
     world.withdraw(1).await;
     let reply = world.get(ID, 80, "/").await;
-    assert_eq!(
-        (reply.status(), reply.header("retry-after")),
-        (503, Some("1"))
-    );
+    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
     assert_eq!(
         world.control("GET", "/health", "").await["generations"],
         serde_json::json!([])
@@ -295,9 +258,7 @@ async fn live_withdraws_what_a_restarted_server_does_not_know() {
             .set(ID, generation as u16, support::target(guest, generation));
         clients.push(streaming(&world, generation as u16).await);
     }
-    let answer = world
-        .control("PUT", "/live", r#"{"generations":[5],"below":9}"#)
-        .await;
+    let answer = world.control("PUT", "/live", r#"{"generations":[5],"below":9}"#).await;
     assert_eq!(answer["aborted"], 1);
     assert!(is_reset(&ending(&mut clients[0]).await));
     assert_eq!(
@@ -321,10 +282,7 @@ async fn a_guest_that_breaks_off_resets_the_client() {
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     let end = ending(&mut client).await;
     assert!(is_reset(&end), "{end:?}");
 }

@@ -1,9 +1,6 @@
 //! Where requests go, what they look like when they arrive, and every answer that the proxy makes itself.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test ends where something unexpected happens"
-)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod support;
 
@@ -41,14 +38,9 @@ async fn with_echo() -> World {
 async fn host_header_and_path_lead_to_the_sandbox() {
     let world = with_echo().await;
     let by_host = world
-        .ask(&format!(
-            "GET /a?b HTTP/1.1\r\nHost: 8080-{ID}.box.dev\r\n\r\n"
-        ))
+        .ask(&format!("GET /a?b HTTP/1.1\r\nHost: 8080-{ID}.box.dev\r\n\r\n"))
         .await;
-    assert!(
-        by_host.body.starts_with("GET /a?b HTTP/1.1\r\n"),
-        "{by_host:?}"
-    );
+    assert!(by_host.body.starts_with("GET /a?b HTTP/1.1\r\n"), "{by_host:?}");
     assert_eq!(
         header(&by_host.body, "host"),
         Some(format!("8080-{ID}.box.dev").as_str())
@@ -59,32 +51,19 @@ async fn host_header_and_path_lead_to_the_sandbox() {
         (200, Some("localhost"))
     );
     let by_path = world
-        .ask(&format!(
-            "GET /proxy/{ID}/80/a//b?c HTTP/1.1\r\nHost: h\r\n\r\n"
-        ))
+        .ask(&format!("GET /proxy/{ID}/80/a//b?c HTTP/1.1\r\nHost: h\r\n\r\n"))
         .await;
-    assert!(
-        by_path.body.starts_with("GET /a//b?c HTTP/1.1\r\n"),
-        "{by_path:?}"
-    );
+    assert!(by_path.body.starts_with("GET /a//b?c HTTP/1.1\r\n"), "{by_path:?}");
     let default_port = world
         .ask(&format!(
             "GET /health HTTP/1.1\r\nHost: h\r\nE2B-Sandbox-ID: {ID}-c\r\n\r\n"
         ))
         .await;
-    assert!(
-        default_port.body.starts_with("GET /health"),
-        "{default_port:?}"
-    );
+    assert!(default_port.body.starts_with("GET /health"), "{default_port:?}");
     let absolute = world
-        .ask(&format!(
-            "GET http://80-{ID}.box.dev/x HTTP/1.1\r\nHost: h\r\n\r\n"
-        ))
+        .ask(&format!("GET http://80-{ID}.box.dev/x HTTP/1.1\r\nHost: h\r\n\r\n"))
         .await;
-    assert!(
-        absolute.body.starts_with("GET /x HTTP/1.1\r\n"),
-        "{absolute:?}"
-    );
+    assert!(absolute.body.starts_with("GET /x HTTP/1.1\r\n"), "{absolute:?}");
 }
 
 #[tokio::test]
@@ -107,10 +86,7 @@ async fn an_absent_api_server_is_503_and_its_return_is_noticed() {
     let world = World::new().await;
     let request = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
     let reply = world.ask(request).await;
-    assert_eq!(
-        (reply.status(), reply.header("retry-after")),
-        (503, Some("1"))
-    );
+    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
     assert_eq!(
         reply.body,
         r#"{"code":503,"message":"the API server is not running; retry"}"#
@@ -135,10 +111,7 @@ async fn an_absent_resolver_is_503() {
     let world = World::new().await;
     std::fs::remove_file(world.path("internal.sock")).unwrap();
     let reply = world.get(ID, 80, "/").await;
-    assert_eq!(
-        (reply.status(), reply.header("retry-after")),
-        (503, Some("1"))
-    );
+    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
     assert_eq!(
         reply.body,
         r#"{"code":503,"message":"the API server cannot be reached"}"#
@@ -153,10 +126,7 @@ async fn one_question_per_place_however_many_wait() {
     let mut clients = Vec::new();
     for _ in 0..20 {
         let mut client = world.connect().await;
-        client
-            .write_all(get_request(ID, 80, "/").as_bytes())
-            .await
-            .unwrap();
+        client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
         clients.push(client);
     }
     support::until(|| async { world.answers.asked() == 1 }).await;
@@ -173,10 +143,7 @@ async fn one_question_per_place_however_many_wait() {
 async fn refusals_pass_as_given_and_are_not_cached() {
     let world = World::new().await;
     let reply = world.get(ID, 80, "/").await;
-    assert_eq!(
-        (reply.status(), reply.header("x-reason")),
-        (502, Some("gone"))
-    );
+    assert_eq!((reply.status(), reply.header("x-reason")), (502, Some("gone")));
     assert_eq!(
         reply.body,
         format!(r#"{{"sandboxId":"{ID}","message":"The sandbox was not found","code":502}}"#)
@@ -198,9 +165,7 @@ async fn closed_port() -> std::net::SocketAddr {
 #[tokio::test]
 async fn a_closed_port_has_its_exact_body() {
     let world = World::new().await;
-    world
-        .answers
-        .set(ID, 8080, support::target(closed_port().await, 1));
+    world.answers.set(ID, 8080, support::target(closed_port().await, 1));
     let reply = world.get(ID, 8080, "/").await;
     let body = format!(
         r#"{{"sandboxId":"{ID}","message":"The sandbox is running but port is not open","port":8080,"code":502}}"#
@@ -208,21 +173,15 @@ async fn a_closed_port_has_its_exact_body() {
     assert_eq!((reply.status(), reply.body), (502, body));
     let reply = world.get(ID, 8080, "/").await;
     assert_eq!(reply.header("access-control-allow-origin"), Some("*"));
-    assert_eq!(
-        reply.header("content-type"),
-        Some("application/json; charset=utf-8")
-    );
+    assert_eq!(reply.header("content-type"), Some("application/json; charset=utf-8"));
 }
 
 #[tokio::test]
 async fn a_browser_gets_a_page() {
     let world = World::new().await;
-    world
-        .answers
-        .set(ID, 8080, support::target(closed_port().await, 1));
+    world.answers.set(ID, 8080, support::target(closed_port().await, 1));
     for port in [8080, 81] {
-        let request = get_request(ID, port, "/")
-            .replace("\r\n\r\n", "\r\nAccept: text/html,*/*;q=0.8\r\n\r\n");
+        let request = get_request(ID, port, "/").replace("\r\n\r\n", "\r\nAccept: text/html,*/*;q=0.8\r\n\r\n");
         let reply = world.ask(&request).await;
         assert_eq!(
             (reply.status(), reply.header("content-type")),
@@ -239,11 +198,9 @@ async fn a_browser_gets_a_page() {
 #[tokio::test]
 async fn an_unreachable_guest_is_asked_for_once_more() {
     let world = World::new().await;
-    world.answers.set(
-        ID,
-        80,
-        support::target("255.255.255.255:80".parse().unwrap(), 1),
-    );
+    world
+        .answers
+        .set(ID, 80, support::target("255.255.255.255:80".parse().unwrap(), 1));
     let reply = world.get(ID, 80, "/").await;
     assert_eq!(reply.status(), 502);
     assert!(reply.body.contains("port is not open"), "{reply:?}");
@@ -279,31 +236,22 @@ async fn the_traffic_token_is_demanded_and_kept_from_the_guest() {
             .answers
             .set(ID, port, support::guarded(guest, 1, Some("tok"), None));
     }
-    let with =
-        |lines: &str| get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{lines}\r\n\r\n"));
+    let with = |lines: &str| get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{lines}\r\n\r\n"));
     let missing = world.get(ID, 80, "/").await;
-    let prefix = format!(
-        r#"{{"sandboxId":"{ID}","message":"Sandbox is secured with traffic access token. "#
-    );
-    let text =
-        format!(r#"{prefix}Token header 'e2b-traffic-access-token' is missing","code":403}}"#);
+    let prefix = format!(r#"{{"sandboxId":"{ID}","message":"Sandbox is secured with traffic access token. "#);
+    let text = format!(r#"{prefix}Token header 'e2b-traffic-access-token' is missing","code":403}}"#);
     assert_eq!((missing.status(), missing.body), (403, text));
     for wrong in [
         "E2B-Traffic-Access-Token: toc",
         "e2b-traffic-access-token: tok\r\ne2b-traffic-access-token: tok",
     ] {
         let invalid = world.ask(&with(wrong)).await;
-        let text = format!(
-            r#"{prefix}Provided token in header 'e2b-traffic-access-token' is invalid","code":403}}"#
-        );
+        let text = format!(r#"{prefix}Provided token in header 'e2b-traffic-access-token' is invalid","code":403}}"#);
         assert_eq!((invalid.status(), invalid.body), (403, text));
     }
     let right = world.ask(&with("e2b-traffic-access-token: tok")).await;
     assert_eq!(
-        (
-            right.status(),
-            header(&right.body, "e2b-traffic-access-token")
-        ),
+        (right.status(), header(&right.body, "e2b-traffic-access-token")),
         (200, None)
     );
     assert_eq!(world.get(ID, 49983, "/files").await.status(), 200);
@@ -336,11 +284,9 @@ async fn guests_see_no_keys_and_no_hop_by_hop_headers() {
 async fn the_host_is_masked_where_the_answer_says_so() {
     let world = World::new().await;
     let guest = support::echo_guest().await;
-    world.answers.set(
-        ID,
-        8080,
-        support::guarded(guest, 1, None, Some("localhost:${PORT}")),
-    );
+    world
+        .answers
+        .set(ID, 8080, support::guarded(guest, 1, None, Some("localhost:${PORT}")));
     assert_eq!(
         header(&world.get(ID, 8080, "/").await.body, "host"),
         Some("localhost:8080")
@@ -365,8 +311,7 @@ async fn internal_routes_of_the_daemon_do_not_exist() {
             "{path}"
         );
     }
-    let by_path =
-        format!("POST /proxy/{ID}/49983//init HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n");
+    let by_path = format!("POST /proxy/{ID}/49983//init HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n");
     assert_eq!(world.ask(&by_path).await.status(), 404);
     assert_eq!(world.get(ID, 80, "/init").await.status(), 200);
 }
@@ -378,14 +323,8 @@ async fn malformed_routes_are_400_and_name_the_culprit() {
         ("E2b-Sandbox-Id: a b", "e2b-sandbox-id"),
         ("E2b-Sandbox-Id: ../x", "e2b-sandbox-id"),
         ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Id: y", "e2b-sandbox-id"),
-        (
-            "E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 0",
-            "e2b-sandbox-port",
-        ),
-        (
-            "E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 80x",
-            "e2b-sandbox-port",
-        ),
+        ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 0", "e2b-sandbox-port"),
+        ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 80x", "e2b-sandbox-port"),
         (
             "E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 80\r\nE2b-Sandbox-Port: 81",
             "e2b-sandbox-port",
@@ -394,9 +333,7 @@ async fn malformed_routes_are_400_and_name_the_culprit() {
     ];
     for (lines, culprit) in cases {
         let reply = world
-            .ask(&format!(
-                "GET / HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n\r\n"
-            ))
+            .ask(&format!("GET / HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n\r\n"))
             .await;
         let body: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
         assert_eq!(
@@ -404,17 +341,12 @@ async fn malformed_routes_are_400_and_name_the_culprit() {
             (400, &serde_json::json!(400)),
             "{lines}"
         );
-        assert!(
-            body["message"].as_str().unwrap().contains(culprit),
-            "{lines}: {body}"
-        );
+        assert!(body["message"].as_str().unwrap().contains(culprit), "{lines}: {body}");
     }
     assert_eq!(world.ask("GET / HTTP/1.1\r\n\r\n").await.status(), 400);
     assert_eq!(
         world
-            .ask(&format!(
-                "GET / HTTP/1.1\r\nHost: 70000-{ID}.box.dev\r\n\r\n"
-            ))
+            .ask(&format!("GET / HTTP/1.1\r\nHost: 70000-{ID}.box.dev\r\n\r\n"))
             .await
             .status(),
         400
@@ -424,15 +356,9 @@ async fn malformed_routes_are_400_and_name_the_culprit() {
 #[tokio::test]
 async fn huge_heads_are_431_and_garbage_is_400() {
     let world = with_echo().await;
-    let huge = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        &format!("\r\nX-Big: {}\r\n\r\n", "a".repeat(70_000)),
-    );
+    let huge = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\nX-Big: {}\r\n\r\n", "a".repeat(70_000)));
     assert_eq!(world.ask(&huge).await.status(), 431);
-    let many = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        &format!("\r\n{}\r\n", "X-Many: 1\r\n".repeat(200)),
-    );
+    let many = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{}\r\n", "X-Many: 1\r\n".repeat(200)));
     assert_eq!(world.ask(&many).await.status(), 431);
     assert_eq!(world.ask("NOT HTTP\r\n\r\n").await.status(), 400);
     let both = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab";
@@ -448,8 +374,7 @@ async fn half_a_request_costs_nothing() {
         client.shutdown().await.unwrap();
         let _ = support::ending(&mut client).await;
     }
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 })
-        .await;
+    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 }).await;
     assert_eq!(world.get(ID, 80, "/").await.status(), 200);
 }
 
@@ -461,17 +386,12 @@ async fn the_connection_after_the_last_is_503() {
         .set(ID, 80, support::target(support::echo_guest().await, 1));
     let first = world.connect().await;
     let _second = world.connect().await;
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 2 })
-        .await;
+    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 2 }).await;
     let mut third = world.connect().await;
     let reply = read_reply(&mut third).await;
-    assert_eq!(
-        (reply.status(), reply.header("retry-after")),
-        (503, Some("1"))
-    );
+    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
     drop(first);
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 1 })
-        .await;
+    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 1 }).await;
     assert_eq!(world.get(ID, 80, "/").await.status(), 200);
 }
 
@@ -501,10 +421,7 @@ async fn shutdown_lets_an_answer_end_and_removes_the_socket() {
     world.answers.set(ID, 80, support::target(guest, 1));
     let idle = world.connect().await;
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     support::until(|| async { world.answers.asked() == 1 }).await;
     world.control("POST", "/shutdown", "").await;
     support::until(|| async { tokio::net::TcpStream::connect(world.address).await.is_err() }).await;

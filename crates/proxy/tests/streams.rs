@@ -1,9 +1,6 @@
 //! Bodies, tunnels and connections: nothing is held back, nothing is lost, nothing grows.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test ends where something unexpected happens"
-)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod support;
 
@@ -29,9 +26,7 @@ async fn chunk_guest() -> (std::net::SocketAddr, mpsc::UnboundedSender<&'static 
         async move {
             read_request(&mut stream).await.unwrap();
             stream
-                .write_all(
-                    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n",
-                )
+                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n")
                 .await
                 .unwrap();
             while let Some(text) = receive.lock().await.recv().await {
@@ -49,19 +44,13 @@ async fn each_chunk_of_an_answer_arrives_before_the_next_is_sent() {
     let (guest, send) = chunk_guest().await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    let request = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        "\r\nTE: trailers\r\nAccept-Encoding: gzip\r\n\r\n",
-    );
+    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nTE: trailers\r\nAccept-Encoding: gzip\r\n\r\n");
     client.write_all(request.as_bytes()).await.unwrap();
     let head = read_head(&mut client).await.unwrap();
     assert_eq!(support::header(&head, "content-encoding"), None);
     for chunk in ["1\r\na\r\n", "1\r\nb\r\n"] {
         send.send(chunk).unwrap();
-        assert_eq!(
-            read_chunk(&mut client).await.unwrap(),
-            &chunk.as_bytes()[3..4]
-        );
+        assert_eq!(read_chunk(&mut client).await.unwrap(), &chunk.as_bytes()[3..4]);
     }
     send.send("0\r\nx-sum: 2\r\n\r\n").unwrap();
     assert_eq!(read_chunk(&mut client).await.unwrap(), b"");
@@ -98,10 +87,7 @@ async fn each_chunk_of_an_upload_arrives_before_the_next_is_sent() {
         .await
         .unwrap();
     for text in ["a", "b"] {
-        client
-            .write_all(format!("1\r\n{text}\r\n").as_bytes())
-            .await
-            .unwrap();
+        client.write_all(format!("1\r\n{text}\r\n").as_bytes()).await.unwrap();
         assert_eq!(soon(heard.recv()).await.unwrap(), text.as_bytes());
     }
     client.write_all(b"0\r\n\r\n").await.unwrap();
@@ -115,8 +101,7 @@ async fn a_get_with_a_chunked_body_keeps_it() {
     world
         .answers
         .set(ID, 80, support::target(support::echo_guest().await, 1));
-    let request =
-        post("Transfer-Encoding: chunked").replace("POST", "GET") + "4\r\nbody\r\n0\r\n\r\n";
+    let request = post("Transfer-Encoding: chunked").replace("POST", "GET") + "4\r\nbody\r\n0\r\n\r\n";
     assert!(world.ask(&request).await.body.ends_with("\r\n\r\nbody"));
 }
 
@@ -134,10 +119,7 @@ async fn a_large_chunked_upload_does_not_grow_the_proxy() {
             }
             sum += chunk.len();
         }
-        stream
-            .write_all(ok(&sum.to_string()).as_bytes())
-            .await
-            .unwrap();
+        stream.write_all(ok(&sum.to_string()).as_bytes()).await.unwrap();
         let _ = support::ending(&mut stream).await;
     })
     .await;
@@ -181,10 +163,7 @@ async fn a_slow_reader_does_not_grow_the_proxy() {
     world.answers.set(ID, 80, support::target(guest, 1));
     let before = world.memory_kib("VmRSS");
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     read_head(&mut client).await.unwrap();
     // Nothing is read; the guest must come to a halt when the sockets' buffers are full.
     let last = AtomicUsize::new(usize::MAX);
@@ -210,10 +189,7 @@ async fn expect_continue_is_the_guests_decision() {
                 stream.write_all(refusal.as_bytes()).await.unwrap();
                 return;
             }
-            stream
-                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
-                .await
-                .unwrap();
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
             let mut body = [0; 4];
             stream.read_exact(&mut body).await.unwrap();
             stream
@@ -227,10 +203,7 @@ async fn expect_continue_is_the_guests_decision() {
     let request = post("Expect: 100-continue\r\nContent-Length: 4");
     let mut client = world.connect().await;
     client.write_all(request.as_bytes()).await.unwrap();
-    assert_eq!(
-        read_head(&mut client).await.unwrap(),
-        "HTTP/1.1 100 Continue\r\n\r\n"
-    );
+    assert_eq!(read_head(&mut client).await.unwrap(), "HTTP/1.1 100 Continue\r\n\r\n");
     client.write_all(b"body").await.unwrap();
     assert_eq!(read_reply(&mut client).await.body, "body");
     let mut refused = world.connect().await;
@@ -264,10 +237,7 @@ async fn heads_without_bodies_keep_their_length() {
             .unwrap();
         let head = read_head(&mut client).await.unwrap();
         assert_eq!(support::header(&head, "content-length"), Some("12345"));
-        client
-            .write_all(get_request(ID, 80, "/").as_bytes())
-            .await
-            .unwrap();
+        client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
         assert_eq!(read_reply(&mut client).await.status(), 204);
     }
 }
@@ -298,10 +268,7 @@ async fn an_answer_that_ends_with_the_connection_is_whole() {
     let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_request(&mut stream).await.unwrap();
-        stream
-            .write_all(b"HTTP/1.0 200 OK\r\n\r\nold style")
-            .await
-            .unwrap();
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nold style").await.unwrap();
     })
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
@@ -328,15 +295,10 @@ async fn closing_guest(told: mpsc::UnboundedSender<()>) -> std::net::SocketAddr 
 async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
     let world = World::new().await;
     let (told, mut closed) = mpsc::unbounded_channel();
-    world
-        .answers
-        .set(ID, 80, support::target(closing_guest(told).await, 1));
+    world.answers.set(ID, 80, support::target(closing_guest(told).await, 1));
     let mut client = world.connect().await;
     for round in 0..300 {
-        client
-            .write_all(get_request(ID, 80, "/").as_bytes())
-            .await
-            .unwrap();
+        client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
         assert_eq!(read_reply(&mut client).await.status(), 200, "round {round}");
     }
     for _ in 0..300 {
@@ -348,9 +310,7 @@ async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
 async fn a_closed_connection_is_not_reused_for_what_must_not_run_twice() {
     let world = World::new().await;
     let (told, mut closed) = mpsc::unbounded_channel();
-    world
-        .answers
-        .set(ID, 80, support::target(closing_guest(told).await, 1));
+    world.answers.set(ID, 80, support::target(closing_guest(told).await, 1));
     let mut client = world.connect().await;
     for round in 0..100 {
         client
@@ -392,10 +352,7 @@ async fn a_small_body_is_sent_again_whole_and_a_large_one_is_not() {
     let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         let request = read_request(&mut stream).await.unwrap();
-        stream
-            .write_all(ok(&request.body).as_bytes())
-            .await
-            .unwrap();
+        stream.write_all(ok(&request.body).as_bytes()).await.unwrap();
         read_request(&mut stream).await;
     })
     .await;
@@ -406,10 +363,7 @@ async fn a_small_body_is_sent_again_whole_and_a_large_one_is_not() {
         (put("Content-Length: 4", "body"), Some("body")),
         (put("Content-Length: 5", "again"), Some("again")),
         (
-            put(
-                "Transfer-Encoding: chunked",
-                "2\r\nch\r\n4\r\nunks\r\n0\r\n\r\n",
-            ),
+            put("Transfer-Encoding: chunked", "2\r\nch\r\n4\r\nunks\r\n0\r\n\r\n"),
             Some("chunks"),
         ),
         (put("Content-Length: 70000", &large), None),
@@ -441,10 +395,7 @@ async fn a_client_that_leaves_is_noticed_by_the_guest() {
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    client
-        .write_all(get_request(ID, 80, "/").as_bytes())
-        .await
-        .unwrap();
+    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
     read_head(&mut client).await.unwrap();
     drop(client);
     soon(heard.recv()).await.unwrap();
@@ -456,7 +407,10 @@ async fn tunnels_carry_bytes_both_ways_and_half_closes() {
     let guest = support::guest(|mut stream| async move {
         let head = read_head(&mut stream).await.unwrap();
         assert!(head.to_lowercase().contains("upgrade: own/2"), "{head}");
-        stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\n").await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\n")
+            .await
+            .unwrap();
         // Echoes after the client's end of sending, which a half-closed tunnel must let through.
         let mut all = Vec::new();
         stream.read_to_end(&mut all).await.unwrap();
@@ -465,10 +419,8 @@ async fn tunnels_carry_bytes_both_ways_and_half_closes() {
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));
     let mut client = world.connect().await;
-    let request = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        "\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\nearly ",
-    );
+    let request =
+        get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\nearly ");
     client.write_all(request.as_bytes()).await.unwrap();
     let head = read_head(&mut client).await.unwrap();
     assert!(
@@ -484,8 +436,7 @@ async fn tunnels_carry_bytes_both_ways_and_half_closes() {
     let (_, echoed) = tokio::join!(write, support::ending(&mut reader));
     let echoed = echoed.unwrap();
     assert!(echoed.starts_with(b"early ") && echoed[6..] == bulk);
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 })
-        .await;
+    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 }).await;
 }
 
 #[tokio::test]
@@ -494,10 +445,7 @@ async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
     world
         .answers
         .set(ID, 80, support::target(support::echo_guest().await, 1));
-    let request = get_request(ID, 80, "/").replace(
-        "\r\n\r\n",
-        "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-    );
+    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");
     assert_eq!(world.ask(&request).await.status(), 200);
 }
 
@@ -507,15 +455,10 @@ async fn an_answer_that_comes_before_the_end_of_an_upload_is_delivered() {
     let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_head(&mut stream).await.unwrap();
-        let refusal =
-            "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig";
+        let refusal = "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig";
         stream.write_all(refusal.as_bytes()).await.unwrap();
         // A polite server reads on for a while, so that its answer is not lost to a reset.
-        let _ = tokio::time::timeout(
-            std::time::Duration::from_secs(2),
-            support::ending(&mut stream),
-        )
-        .await;
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), support::ending(&mut stream)).await;
     })
     .await;
     world.answers.set(ID, 80, support::target(guest, 1));

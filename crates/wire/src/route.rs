@@ -63,9 +63,7 @@ impl ResolveAnswer {
         let probe: Probe = serde_json::from_slice(body).map_err(InvalidAnswer)?;
         match probe.refuse {
             Some(refusal) => Ok(Self::Refuse(refusal)),
-            None => serde_json::from_slice(body)
-                .map(Self::Target)
-                .map_err(InvalidAnswer),
+            None => serde_json::from_slice(body).map(Self::Target).map_err(InvalidAnswer),
         }
     }
 }
@@ -106,19 +104,12 @@ mod tests {
     use super::*;
 
     fn golden(name: &str) -> String {
-        let path = format!(
-            "{}/../../spec/wire/route/{name}.json",
-            env!("CARGO_MANIFEST_DIR")
-        );
+        let path = format!("{}/../../spec/wire/route/{name}.json", env!("CARGO_MANIFEST_DIR"));
         std::fs::read_to_string(path).unwrap().trim_end().to_owned()
     }
 
     fn assert_golden<T: Serialize>(name: &str, value: &T) {
-        assert_eq!(
-            serde_json::to_string(value).unwrap(),
-            golden(name),
-            "{name}"
-        );
+        assert_eq!(serde_json::to_string(value).unwrap(), golden(name), "{name}");
     }
 
     fn target(traffic_token: Option<&str>, host_mask: Option<&str>) -> RouteTarget {
@@ -134,13 +125,7 @@ mod tests {
     #[test]
     fn every_message_has_its_golden_bytes() {
         let sandbox_id = "iabcdefghij0123456789".to_owned();
-        assert_golden(
-            "resolve-request",
-            &ResolveRequest {
-                sandbox_id,
-                port: 8080,
-            },
-        );
+        assert_golden("resolve-request", &ResolveRequest { sandbox_id, port: 8080 });
         assert_golden("resolve-target", &target(None, None));
         assert_golden(
             "resolve-target-guarded",
@@ -185,10 +170,7 @@ mod tests {
             ResolveAnswer::Refuse(refusal) => {
                 let body = r#"{"sandboxId":"iabcdefghij0123456789","message":"The sandbox was not found","code":502}"#;
                 assert_eq!((refusal.status, refusal.body.get()), (502, body));
-                assert_eq!(
-                    refusal.headers["content-type"],
-                    "application/json; charset=utf-8"
-                );
+                assert_eq!(refusal.headers["content-type"], "application/json; charset=utf-8");
             }
             other => panic!("{other:?}"),
         }

@@ -45,10 +45,7 @@ impl Buffer {
     pub fn new(budget: &Arc<Budget>, bytes: usize) -> Result<Buffer, CaptureError> {
         let asked = bytes as u64;
         let fits = |used: u64| used.checked_add(asked).filter(|sum| *sum <= budget.limit);
-        if let Err(used) = budget
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
-        {
+        if let Err(used) = budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             return Err(CaptureError::BufferFull {
                 asked,
                 used,
@@ -62,8 +59,7 @@ impl Buffer {
             budget: budget.clone(),
         };
         if bytes > 0 {
-            buffer.base =
-                Self::map(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
+            buffer.base = Self::map(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
         }
         Ok(buffer)
     }
@@ -73,14 +69,7 @@ impl Buffer {
         // fragmented, since the kernel compacts for each of them, while the VMM stands still.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )?
-        };
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
         Ok(base.cast())
     }
 
@@ -107,9 +96,7 @@ impl Drop for Buffer {
             // SAFETY: the mapping made by `map`, with its length; no slice of it outlives `self`.
             let _ = unsafe { munmap(self.base.cast(), self.bytes) };
         }
-        self.budget
-            .used
-            .fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.bytes as u64, Ordering::Relaxed);
     }
 }
 

@@ -50,9 +50,7 @@ impl Captures {
             let path = entry?.path();
             let partial = fs::read_to_string(&path)?;
             if Path::new(&partial).is_absolute() {
-                eprintln!(
-                    "aenv-blockd: removing the partial layer {partial} of a capture that was cut off"
-                );
+                eprintln!("aenv-blockd: removing the partial layer {partial} of a capture that was cut off");
                 remove_if_there(Path::new(&partial))?;
             }
             remove_if_there(&path)?;
@@ -111,8 +109,7 @@ impl Captures {
                 State::Ended => return Ok(()),
                 State::Closing => {
                     let partial = partial_path(&job.spec);
-                    return remove_if_there(&partial)
-                        .map_err(|source| CaptureError::Record { source });
+                    return remove_if_there(&partial).map_err(|source| CaptureError::Record { source });
                 }
                 State::Starting | State::Writing => {}
             }
@@ -164,13 +161,7 @@ impl Captures {
             return Err(CaptureError::LayerExists(spec.layer.clone()));
         }
         let process = Peer::of(spec.pid).map_err(|_| CaptureError::Gone { pid: spec.pid })?;
-        mapping::check(
-            spec.pid,
-            &spec.parent,
-            parent.inode,
-            spec.address,
-            spec.length_bytes,
-        )?;
+        mapping::check(spec.pid, &spec.parent, parent.inode, spec.address, spec.length_bytes)?;
         let content = parent.content(&self.exports.layers)?;
         let begun = Instant::now();
         let ranges = scan::dirty_ranges(spec.pid, spec.address, spec.length_bytes)?;
@@ -201,37 +192,21 @@ impl Captures {
     }
 
     /// Makes the partial file with all the room it can need: a full disk must show while the VMM is still stopped.
-    fn reserve(
-        &self,
-        spec: &CaptureStart,
-        virtual_size: u64,
-        dirty_bytes: u64,
-    ) -> Result<LayerWriter, CaptureError> {
+    fn reserve(&self, spec: &CaptureStart, virtual_size: u64, dirty_bytes: u64) -> Result<LayerWriter, CaptureError> {
         let partial = partial_path(spec);
         let record = |source| CaptureError::Record { source };
-        write_atomically(
-            &self.record_path(&spec.job),
-            partial.as_os_str().as_encoded_bytes(),
-        )
-        .map_err(record)?;
+        write_atomically(&self.record_path(&spec.job), partial.as_os_str().as_encoded_bytes()).map_err(record)?;
         let failed = |source| CaptureError::Layer {
             layer: spec.layer.clone(),
             source,
         };
         let mut writer = LayerWriter::create(&partial, virtual_size, Uuid::NIL).map_err(failed)?;
         // At worst every page is a run of its own: data and zeros in turn.
-        writer
-            .reserve(dirty_bytes, dirty_bytes / PAGE_BYTES)
-            .map_err(failed)?;
+        writer.reserve(dirty_bytes, dirty_bytes / PAGE_BYTES).map_err(failed)?;
         Ok(writer)
     }
 
-    fn write(
-        &self,
-        job: &Job,
-        held: Held,
-        started: Instant,
-    ) -> Result<CaptureFinishOk, CaptureError> {
+    fn write(&self, job: &Job, held: Held, started: Instant) -> Result<CaptureFinishOk, CaptureError> {
         let spec = &job.spec;
         let Held {
             mut writer,
@@ -240,14 +215,7 @@ impl Captures {
             parent,
             process,
         } = held;
-        let totals = write::write(
-            spec,
-            &batches,
-            buffer.as_ref(),
-            &parent,
-            &mut writer,
-            &job.cancelled,
-        )?;
+        let totals = write::write(spec, &batches, buffer.as_ref(), &parent, &mut writer, &job.cancelled)?;
         // The number may have been given to another process while we read; the pidfd tells.
         if buffer.is_none() && process.wait(Some(Duration::ZERO)) {
             return Err(CaptureError::Gone { pid: spec.pid });
@@ -331,16 +299,11 @@ impl Captures {
 fn check_range(spec: &CaptureStart, image_bytes: u64) -> Result<(), CaptureError> {
     let (address, length_bytes) = (spec.address, spec.length_bytes);
     let aligned = address % PAGE_BYTES == 0 && length_bytes % PAGE_BYTES == 0;
-    let fits = length_bytes > 0
-        && length_bytes <= image_bytes
-        && address.checked_add(length_bytes).is_some();
+    let fits = length_bytes > 0 && length_bytes <= image_bytes && address.checked_add(length_bytes).is_some();
     if aligned && fits {
         Ok(())
     } else {
-        Err(CaptureError::BadRange {
-            address,
-            length_bytes,
-        })
+        Err(CaptureError::BadRange { address, length_bytes })
     }
 }
 

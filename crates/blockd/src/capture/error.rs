@@ -17,24 +17,14 @@ pub enum CaptureError {
     Busy(String),
     #[error("there are {CAPTURES_MAX} captures already")]
     TooMany,
-    #[error(
-        "{asked} dirty bytes do not fit the capture buffer: {used} of {limit} bytes are in use"
-    )]
+    #[error("{asked} dirty bytes do not fit the capture buffer: {used} of {limit} bytes are in use")]
     BufferFull { asked: u64, used: u64, limit: u64 },
-    #[error(
-        "address {address:#x} or length {length_bytes} is not a multiple of 4096 or does not fit the image"
-    )]
+    #[error("address {address:#x} or length {length_bytes} is not a multiple of 4096 or does not fit the image")]
     BadRange { address: u64, length_bytes: u64 },
     #[error("{parent:?} is not a memory image")]
     NotAnImage { parent: String },
-    #[error(
-        "process {pid} does not map image {parent:?} privately at {address:#x} over the whole length"
-    )]
-    NotMapped {
-        pid: u32,
-        parent: String,
-        address: u64,
-    },
+    #[error("process {pid} does not map image {parent:?} privately at {address:#x} over the whole length")]
+    NotMapped { pid: u32, parent: String, address: u64 },
     #[error("process {pid} is gone")]
     Gone { pid: u32 },
     #[error("{step} of process {pid} failed")]

@@ -13,8 +13,7 @@ pub fn covers(maps: &str, inode: u64, address: u64, length: u64) -> bool {
         let Some(area) = Area::parse(line) else {
             continue;
         };
-        if area.inode != inode || !area.private || area.end <= covered_to || area.start > covered_to
-        {
+        if area.inode != inode || !area.private || area.end <= covered_to || area.start > covered_to {
             continue;
         }
         // The image's offset must run with the address, or pages would be recorded at wrong places.
@@ -29,13 +28,7 @@ pub fn covers(maps: &str, inode: u64, address: u64, length: u64) -> bool {
     false
 }
 
-pub fn check(
-    pid: u32,
-    parent: &str,
-    inode: u64,
-    address: u64,
-    length: u64,
-) -> Result<(), CaptureError> {
+pub fn check(pid: u32, parent: &str, inode: u64, address: u64, length: u64) -> Result<(), CaptureError> {
     let failed = |source: std::io::Error| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => CaptureError::Gone { pid },
         _ => CaptureError::Process {
@@ -105,10 +98,7 @@ mod tests {
     #[test]
     fn a_wrong_place_file_or_kind_of_mapping_is_refused() {
         assert!(!covers(MAPS, 77, 0x7f00_0000_0000, 0x20_1000), "too long");
-        assert!(
-            !covers(MAPS, 77, 0x7f00_0010_0000, 0x1000),
-            "not the image's start"
-        );
+        assert!(!covers(MAPS, 77, 0x7f00_0010_0000, 0x1000), "not the image's start");
         assert!(!covers(MAPS, 78, 0x7f00_0030_0000, 0x1000), "shared");
         assert!(!covers(MAPS, 99, 0x7f00_0000_0000, 0x1000), "another image");
     }

@@ -34,9 +34,7 @@ pub fn batches(ranges: &[Range]) -> Vec<Batch> {
                     },
                 ));
             }
-            let take = rest
-                .length
-                .min((CAPTURE_CHUNK_BYTES - current.bytes) as u64);
+            let take = rest.length.min((CAPTURE_CHUNK_BYTES - current.bytes) as u64);
             current.ranges.push(Range {
                 start: rest.start,
                 length: take,
@@ -56,12 +54,7 @@ pub fn batches(ranges: &[Range]) -> Vec<Batch> {
 
 /// Copies a batch into `destination`, which has exactly its bytes. A process that ends meanwhile, or a page that is
 /// not there any more, is an error: a hole must never become zeros in a layer.
-pub fn read(
-    pid: u32,
-    address: u64,
-    batch: &Batch,
-    destination: &mut [u8],
-) -> Result<(), CaptureError> {
+pub fn read(pid: u32, address: u64, batch: &Batch, destination: &mut [u8]) -> Result<(), CaptureError> {
     let remote: Vec<libc::iovec> = batch
         .ranges
         .iter()
@@ -77,16 +70,8 @@ pub fn read(
     let process = libc::pid_t::try_from(pid).map_err(|_| CaptureError::Gone { pid })?;
     // SAFETY: the kernel writes at most `destination.len()` bytes to `destination`, which we borrow exclusively; the
     // remote addresses belong to another process and are only checked by the kernel.
-    let count = unsafe {
-        libc::process_vm_readv(
-            process,
-            &local,
-            1,
-            remote.as_ptr(),
-            remote.len() as libc::c_ulong,
-            0,
-        )
-    };
+    let count =
+        unsafe { libc::process_vm_readv(process, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
     match usize::try_from(count) {
         Ok(count) if count == destination.len() => Ok(()),
         Ok(count) => Err(CaptureError::PageLost {
@@ -125,10 +110,7 @@ mod tests {
     #[test]
     fn batches_hold_every_byte_once_and_keep_their_limits() {
         let long = 3 * CAPTURE_CHUNK_BYTES as u64 + 4096;
-        let mut ranges = vec![Range {
-            start: 0,
-            length: long,
-        }];
+        let mut ranges = vec![Range { start: 0, length: long }];
         ranges.extend((0..3000).map(|index| Range {
             start: long + 8192 * (index + 1),
             length: 4096,
@@ -137,9 +119,7 @@ mod tests {
         let mut joined: Vec<Range> = Vec::new();
         for range in cut.iter().flat_map(|batch| &batch.ranges) {
             match joined.last_mut() {
-                Some(last) if last.start + last.length == range.start => {
-                    last.length += range.length
-                }
+                Some(last) if last.start + last.length == range.start => last.length += range.length,
                 _ => joined.push(*range),
             }
         }
@@ -162,23 +142,11 @@ mod tests {
                 start: 8192,
                 length: 4096,
             },
-            Range {
-                start: 100,
-                length: 10,
-            },
+            Range { start: 100, length: 10 },
         ];
         let mut copy = vec![0; 4106];
-        let batch = Batch {
-            ranges,
-            bytes: 4106,
-        };
-        read(
-            std::process::id(),
-            memory.as_ptr() as u64,
-            &batch,
-            &mut copy,
-        )
-        .unwrap();
+        let batch = Batch { ranges, bytes: 4106 };
+        read(std::process::id(), memory.as_ptr() as u64, &batch, &mut copy).unwrap();
         assert_eq!(copy[..4096], memory[8192..12288]);
         assert_eq!(copy[4096..], memory[100..110]);
     }
@@ -193,10 +161,7 @@ mod tests {
             bytes: 16,
         };
         let lost = read(std::process::id(), 0, &batch, &mut [0; 16]).unwrap_err();
-        assert!(
-            matches!(lost, CaptureError::PageLost { address: 4096, .. }),
-            "{lost}"
-        );
+        assert!(matches!(lost, CaptureError::PageLost { address: 4096, .. }), "{lost}");
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let gone = read(child.id(), 0, &batch, &mut [0; 16]).unwrap_err();

@@ -50,25 +50,13 @@ pub fn append(
     for at in (0..bytes.len()).step_by(PAGE) {
         let here = fate_of(&bytes[at..at + PAGE], parent, range.start + at as u64)?;
         if here != fate {
-            emit(
-                writer,
-                fate,
-                range.start + run.start as u64,
-                &bytes[run],
-                totals,
-            )?;
+            emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)?;
             run = at..at;
             fate = here;
         }
         run.end = at + PAGE;
     }
-    emit(
-        writer,
-        fate,
-        range.start + run.start as u64,
-        &bytes[run],
-        totals,
-    )
+    emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)
 }
 
 fn fate_of(page: &[u8], parent: &Content, offset: u64) -> Result<Fate, PagesError> {
@@ -79,14 +67,8 @@ fn fate_of(page: &[u8], parent: &Content, offset: u64) -> Result<Fate, PagesErro
         return Ok(Fate::LeftOut);
     }
     let mut below = [0u8; PAGE];
-    parent
-        .read_at(&mut below, offset)
-        .map_err(PagesError::Parent)?;
-    Ok(if below == ZEROS {
-        Fate::LeftOut
-    } else {
-        Fate::Zero
-    })
+    parent.read_at(&mut below, offset).map_err(PagesError::Parent)?;
+    Ok(if below == ZEROS { Fate::LeftOut } else { Fate::Zero })
 }
 
 fn emit(
@@ -107,9 +89,7 @@ fn emit(
         }
         Fate::Zero => {
             totals.zero_bytes += length;
-            writer
-                .append_zero(offset, length)
-                .map_err(PagesError::Layer)
+            writer.append_zero(offset, length).map_err(PagesError::Layer)
         }
         Fate::LeftOut => {
             totals.skipped_bytes += length;

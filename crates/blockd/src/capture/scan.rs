@@ -88,11 +88,7 @@ fn by_ioctl(pagemap: &File, address: u64, length: u64) -> io::Result<Vec<Range>>
         let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
         let found = &regions[..found.min(REGIONS)];
         for region in found {
-            push(
-                &mut ranges,
-                region.start - address,
-                region.end - region.start,
-            );
+            push(&mut ranges, region.start - address, region.end - region.start);
         }
         // Whether there is more shows in a full vector. `walk_end` does not tell: the kernel fills the vector in pieces
         // of 512 regions, and after a walk that ran to its end it still names the end of the last full piece.
@@ -208,10 +204,7 @@ mod tests {
             length: count * 4096,
         });
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        assert_eq!(
-            by_reading(&pagemap, base as u64, length as u64).unwrap(),
-            wanted
-        );
+        assert_eq!(by_reading(&pagemap, base as u64, length as u64).unwrap(), wanted);
         match by_ioctl(&pagemap, base as u64, length as u64) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
                 eprintln!("skipped: no PAGEMAP_SCAN here")

@@ -49,9 +49,7 @@ pub fn copy(
         std::thread::scope(|scope| {
             let other = scope.spawn(one_thread);
             let own = one_thread();
-            let other = other
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             own.and(other)
         })?;
     }

@@ -37,9 +37,7 @@ impl Daemon {
                 continue;
             };
             if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-                eprintln!(
-                    "aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused"
-                );
+                eprintln!("aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused");
                 continue;
             }
             connections.fetch_add(1, Ordering::Relaxed);
@@ -77,10 +75,7 @@ impl Daemon {
             Ok(request) => request,
             Err(error) => {
                 let id = error.id.unwrap_or(0);
-                return send(
-                    writer,
-                    &encode_error(id, ErrorKind::Invalid, &error.to_string()),
-                );
+                return send(writer, &encode_error(id, ErrorKind::Invalid, &error.to_string()));
             }
         };
         if Daemon::is_immediate(&request.operation) {
@@ -103,11 +98,7 @@ impl Daemon {
             self.operations.fetch_sub(1, Ordering::Relaxed);
             send(
                 writer,
-                &encode_error(
-                    id,
-                    ErrorKind::Busy,
-                    &format!("no thread can be started: {error}"),
-                ),
+                &encode_error(id, ErrorKind::Busy, &format!("no thread can be started: {error}")),
             );
         }
     }

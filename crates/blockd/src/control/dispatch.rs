@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aenv_wire::block::{
-    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk,
-    Merge, MergeOk, Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
+    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk, Merge, MergeOk,
+    Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
 };
 use rustix::process::Signal;
 use serde::Serialize;
@@ -104,10 +104,7 @@ impl Daemon {
     }
 
     pub fn keeper(&self) -> Arc<Peer> {
-        self.keeper
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn hello(&self) -> HelloOk {
@@ -126,9 +123,7 @@ impl Daemon {
             buffer_bytes: self.captures.buffer_bytes(),
             exports: self.exports.count() as u64,
             captures: self.captures.count() as u64,
-            threads: (self.memory.threads()
-                + self.disks.threads()
-                + self.operations.load(Ordering::Relaxed)) as u64,
+            threads: (self.memory.threads() + self.disks.threads() + self.operations.load(Ordering::Relaxed)) as u64,
         }
     }
 
@@ -139,10 +134,7 @@ impl Daemon {
         }
     }
 
-    fn exported(
-        &self,
-        export: Result<Arc<Export>, crate::export::ExportError>,
-    ) -> Result<ExportOk, Refusal> {
+    fn exported(&self, export: Result<Arc<Export>, crate::export::ExportError>) -> Result<ExportOk, Refusal> {
         let export = export?;
         let mount = if export.kind == ExportKind::Memory {
             &self.memory_mount
@@ -159,9 +151,7 @@ impl Daemon {
         let (export, waiting) = self.exports.unexport(name)?;
         let session = self.session(export.kind);
         session.refuse_all(&waiting);
-        session
-            .channel
-            .forget(crate::fuse::ROOT_INODE, export.inode, name);
+        session.channel.forget(crate::fuse::ROOT_INODE, export.inode, name);
         Ok(Empty {})
     }
 
@@ -182,8 +172,7 @@ fn ok<T: Serialize>(id: u64, answer: T) -> Result<Vec<u8>, Refusal> {
 fn sync(paths: &[String]) -> Result<Empty, Refusal> {
     for path in paths {
         check_path(path)?;
-        sync_with_directory(Path::new(path))
-            .map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
+        sync_with_directory(Path::new(path)).map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
     }
     Ok(Empty {})
 }
@@ -211,10 +200,7 @@ fn import_raw(asked: &ImportRaw) -> Result<ImportRawOk, Refusal> {
 
 /// Makes a layer under a temporary name, so that a file of its final name is always whole. An existing one is never
 /// replaced: it may be in use.
-fn made_whole<T>(
-    into: &str,
-    make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>,
-) -> Result<T, Refusal> {
+fn made_whole<T>(into: &str, make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>) -> Result<T, Refusal> {
     check_path(into)?;
     let partial = sibling(Path::new(into), ".partial");
     let taken = || Refusal::new(ErrorKind::Exists, format!("{into} is there already"));

@@ -66,21 +66,15 @@ impl From<CaptureError> for Refusal {
         let kind = match &error {
             CaptureError::NotFound(_) | CaptureError::Gone { .. } => ErrorKind::NotFound,
             CaptureError::Exists(_) | CaptureError::LayerExists(_) => ErrorKind::Exists,
-            CaptureError::Busy(_) | CaptureError::TooMany | CaptureError::BufferFull { .. } => {
-                ErrorKind::Busy
+            CaptureError::Busy(_) | CaptureError::TooMany | CaptureError::BufferFull { .. } => ErrorKind::Busy,
+            CaptureError::BadRange { .. } | CaptureError::NotAnImage { .. } | CaptureError::NotMapped { .. } => {
+                ErrorKind::Invalid
             }
-            CaptureError::BadRange { .. }
-            | CaptureError::NotAnImage { .. }
-            | CaptureError::NotMapped { .. } => ErrorKind::Invalid,
             CaptureError::Cancelled(_) => ErrorKind::Canceled,
-            CaptureError::Process { source, .. } | CaptureError::Durable { source, .. } => {
-                io_kind(source)
-            }
+            CaptureError::Process { source, .. } | CaptureError::Durable { source, .. } => io_kind(source),
             CaptureError::Record { source } => io_kind(source),
             CaptureError::PageLost { .. } | CaptureError::Memory { .. } => ErrorKind::Io,
-            CaptureError::Layer { source, .. } | CaptureError::Parent { source } => {
-                layers_kind(source)
-            }
+            CaptureError::Layer { source, .. } | CaptureError::Parent { source } => layers_kind(source),
             CaptureError::Export(error) => export_kind(error),
         };
         Refusal {
@@ -139,11 +133,7 @@ mod tests {
             source,
         });
         assert_eq!(refusal.kind, ErrorKind::NoSpace);
-        assert!(
-            refusal.message.contains("No space left"),
-            "{}",
-            refusal.message
-        );
+        assert!(refusal.message.contains("No space left"), "{}", refusal.message);
         assert_eq!(
             Refusal::from(CaptureError::Record { source: full() }).kind,
             ErrorKind::NoSpace

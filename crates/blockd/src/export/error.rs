@@ -17,9 +17,7 @@ pub enum ExportError {
     BadName(String),
     #[error("path {0:?} is not absolute")]
     RelativePath(String),
-    #[error(
-        "size {size_bytes} is not a multiple of {unit} bytes between that and {SIZE_BYTES_MAX}"
-    )]
+    #[error("size {size_bytes} is not a multiple of {unit} bytes between that and {SIZE_BYTES_MAX}")]
     BadSize { size_bytes: u64, unit: u64 },
     #[error("{0} layers are over the limit of {LAYERS_MAX}")]
     TooManyLayers(usize),

@@ -66,9 +66,7 @@ impl Flight {
         if inner.abandoned {
             return Begun::Abandoned;
         }
-        if inner.threads >= RUNNING_PER_EXPORT_MAX
-            && inner.parked_bytes + request.len() <= PARKED_BYTES_MAX
-        {
+        if inner.threads >= RUNNING_PER_EXPORT_MAX && inner.parked_bytes + request.len() <= PARKED_BYTES_MAX {
             inner.parked_bytes += request.len();
             inner.parked.push_back((unique, request.to_vec()));
             return Begun::Parked;

@@ -56,16 +56,8 @@ impl Export {
     }
 
     /// The layers, opened at the first use after a restart: a take-over must not wait for the index of every export.
-    pub fn content(
-        &self,
-        layers: &Arc<aenv_layers::Registry>,
-    ) -> Result<Arc<Content>, ExportError> {
-        if let Some(content) = self
-            .content
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-        {
+    pub fn content(&self, layers: &Arc<aenv_layers::Registry>) -> Result<Arc<Content>, ExportError> {
+        if let Some(content) = self.content.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
             return Ok(content.clone());
         }
         let mut slot = self.content.write().unwrap_or_else(PoisonError::into_inner);
@@ -91,9 +83,7 @@ impl Export {
         let count = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_power_of_two() {
             let (name, why) = (&self.name, crate::control::chain(error));
-            eprintln!(
-                "aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}"
-            );
+            eprintln!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
         }
     }
 

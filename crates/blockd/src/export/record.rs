@@ -159,14 +159,8 @@ mod tests {
     #[test]
     fn inode_numbers_never_come_twice_over_restarts() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Records::open(folder.path())
-            .unwrap()
-            .reserve_inodes()
-            .unwrap();
-        let second = Records::open(folder.path())
-            .unwrap()
-            .reserve_inodes()
-            .unwrap();
+        let first = Records::open(folder.path()).unwrap().reserve_inodes().unwrap();
+        let second = Records::open(folder.path()).unwrap().reserve_inodes().unwrap();
         assert_eq!(first.end, second.start);
         assert!(first.start >= FIRST_INODE && !second.is_empty());
     }

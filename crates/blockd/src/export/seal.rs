@@ -23,11 +23,7 @@ use super::{Export, ExportError, Exports};
 
 impl Exports {
     /// Seals the upper of a disk. Repeating the last seal with the same new upper answers what that answered.
-    pub fn seal_disk(
-        &self,
-        name: &str,
-        new_upper: Option<String>,
-    ) -> Result<SealDiskOk, ExportError> {
+    pub fn seal_disk(&self, name: &str, new_upper: Option<String>) -> Result<SealDiskOk, ExportError> {
         let started = Instant::now();
         let export = self.by_name(name)?;
         if export.kind != ExportKind::Disk {
@@ -80,9 +76,7 @@ impl Exports {
     /// Brings an export from B or C to D.
     pub(super) fn repair_seal(&self, export: &Export) -> Result<(), ExportError> {
         let mut record = export.record();
-        let (Some(Sealing { new_upper }), Some(upper)) =
-            (record.sealing.clone(), record.upper.clone())
-        else {
+        let (Some(Sealing { new_upper }), Some(upper)) = (record.sealing.clone(), record.upper.clone()) else {
             return Ok(());
         };
         let failed = |source| ExportError::Layers {
@@ -103,19 +97,11 @@ impl Exports {
         self.record_the_swap(&mut record, new_upper, answer)
     }
 
-    fn record_the_swap(
-        &self,
-        record: &mut Record,
-        new: Option<String>,
-        answer: SealDiskOk,
-    ) -> Result<(), ExportError> {
+    fn record_the_swap(&self, record: &mut Record, new: Option<String>, answer: SealDiskOk) -> Result<(), ExportError> {
         record.layers.push(answer.layer.clone());
         record.upper.clone_from(&new);
         record.sealing = None;
-        record.last_seal = Some(LastSeal {
-            new_upper: new,
-            answer,
-        });
+        record.last_seal = Some(LastSeal { new_upper: new, answer });
         self.write_record(record)
     }
 }
@@ -149,10 +135,7 @@ fn finish_sealing(upper: &Path) -> Result<(u64, u64), aenv_layers::Error> {
 
 /// Where the tests of the table above end the process, as `kill -9` would: `AENV_BLOCKD_TEST_CRASH` names the point.
 fn crash_point(name: &str) {
-    if cfg!(debug_assertions)
-        && std::env::var_os("AENV_BLOCKD_TEST_CRASH").is_some_and(|wanted| wanted == name)
-    {
-        let _ =
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    if cfg!(debug_assertions) && std::env::var_os("AENV_BLOCKD_TEST_CRASH").is_some_and(|wanted| wanted == name) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }

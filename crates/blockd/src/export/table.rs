@@ -12,9 +12,7 @@ use aenv_wire::block::{ExportDisk, ExportInfo, ExportKind, ExportMemory};
 
 use super::record::{Record, Records};
 use super::{Content, Export, ExportError};
-use crate::limits::{
-    EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX,
-};
+use crate::limits::{EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX};
 
 #[derive(Debug)]
 pub struct Exports {
@@ -94,10 +92,7 @@ impl Exports {
     }
 
     pub fn list(&self) -> Vec<ExportInfo> {
-        self.all()
-            .iter()
-            .map(|export| export.snapshot().info())
-            .collect()
+        self.all().iter().map(|export| export.snapshot().info()).collect()
     }
 
     pub fn export_memory(&self, asked: ExportMemory) -> Result<Arc<Export>, ExportError> {
@@ -158,12 +153,10 @@ impl Exports {
     }
 
     pub(super) fn write_record(&self, record: &Record) -> Result<(), ExportError> {
-        self.records
-            .write(record)
-            .map_err(|source| ExportError::Record {
-                name: record.name.clone(),
-                source,
-            })
+        self.records.write(record).map_err(|source| ExportError::Record {
+            name: record.name.clone(),
+            source,
+        })
     }
 
     fn export(&self, mut record: Record) -> Result<Arc<Export>, ExportError> {
@@ -175,17 +168,10 @@ impl Exports {
             }
             self.check_admitted(&record, &making)?;
             record.inode = self.next_inode(&mut making, &record.name)?;
-            making
-                .opening
-                .push((record.name.clone(), record.upper.clone()));
+            making.opening.push((record.name.clone(), record.upper.clone()));
         }
         let name = record.name.clone();
-        let opened = Content::open(
-            &self.layers,
-            &record.layers,
-            record.upper.as_deref(),
-            record.size_bytes,
-        );
+        let opened = Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes);
         let mut making = self.making();
         making.opening.retain(|(opening, _)| *opening != name);
         let content = opened?;
@@ -212,12 +198,7 @@ impl Exports {
     }
 
     /// Two exports that write one file would destroy it.
-    fn check_upper_is_free(
-        &self,
-        upper: &str,
-        asker: &str,
-        making: &Making,
-    ) -> Result<(), ExportError> {
+    fn check_upper_is_free(&self, upper: &str, asker: &str, making: &Making) -> Result<(), ExportError> {
         let exported = self
             .all()
             .into_iter()
@@ -270,13 +251,7 @@ impl Tables {
     }
 }
 
-fn record_of(
-    kind: ExportKind,
-    name: String,
-    size_bytes: u64,
-    layers: Vec<String>,
-    upper: Option<String>,
-) -> Record {
+fn record_of(kind: ExportKind, name: String, size_bytes: u64, layers: Vec<String>, upper: Option<String>) -> Record {
     Record {
         name,
         kind,
@@ -305,10 +280,7 @@ fn check(record: &Record) -> Result<(), ExportError> {
 /// A name is a file name on the mount and in the state folder.
 pub fn check_name(name: &str) -> Result<(), ExportError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    let starts_well = name
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte != b'.' && byte != b'-');
+    let starts_well = name.bytes().next().is_some_and(|byte| byte != b'.' && byte != b'-');
     if name.len() <= NAME_BYTES_MAX && starts_well && name.bytes().all(allowed) {
         return Ok(());
     }

@@ -216,10 +216,7 @@ mod tests {
     #[test]
     fn a_short_request_reads_as_zeros() {
         let request = Request::new(&[1, 0, 0, 0]);
-        assert_eq!(
-            (request.opcode(), request.unique(), request.name().len()),
-            (0, 0, 0)
-        );
+        assert_eq!((request.opcode(), request.unique(), request.name().len()), (0, 0, 0));
         assert!(request.write_data().is_empty());
     }
 }

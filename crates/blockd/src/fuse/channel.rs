@@ -55,34 +55,22 @@ impl Channel {
     /// Drops the page cache and the directory entry of an inode that is served no more.
     pub fn forget(&self, parent: u64, inode: u64, name: &str) {
         let range: [u64; 2] = [0, 0]; // offset 0 and length 0: all of it
-        let _ = self.notify(
-            notify::INVAL_INODE,
-            Body::default().u64s(&[inode]).u64s(&range).bytes(),
-        );
+        let _ = self.notify(notify::INVAL_INODE, Body::default().u64s(&[inode]).u64s(&range).bytes());
         let length = u32::try_from(name.len()).unwrap_or(0);
-        let entry = Body::default()
-            .u64s(&[parent])
-            .u32s(&[length, 0])
-            .name(name.as_bytes());
+        let entry = Body::default().u64s(&[parent]).u32s(&[length, 0]).name(name.as_bytes());
         // Both fail with ENOENT where the kernel does not know the inode or the name, which is as good.
         let _ = self.notify(notify::INVAL_ENTRY, entry.bytes());
     }
 
     fn notify(&self, code: i32, body: &[u8]) -> io::Result<()> {
         let header = out_header(0, code, body.len());
-        rustix::io::writev(
-            &self.descriptor,
-            &[IoSlice::new(&header), IoSlice::new(body)],
-        )?;
+        rustix::io::writev(&self.descriptor, &[IoSlice::new(&header), IoSlice::new(body)])?;
         Ok(())
     }
 
     fn write(&self, unique: u64, error: i32, body: &[u8]) {
         let header = out_header(unique, error, body.len());
-        match rustix::io::writev(
-            &self.descriptor,
-            &[IoSlice::new(&header), IoSlice::new(body)],
-        ) {
+        match rustix::io::writev(&self.descriptor, &[IoSlice::new(&header), IoSlice::new(body)]) {
             // ENOENT: the requester was killed meanwhile. ENODEV: the mount is gone. Nobody waits in either case.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
             Err(error) => eprintln!(

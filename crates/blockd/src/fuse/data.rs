@@ -24,12 +24,7 @@ pub enum Done {
     Written(u32),
 }
 
-pub fn carry_out(
-    session: &Session,
-    export: &Export,
-    request: Request<'_>,
-    data: &mut [u8],
-) -> Result<Done, i32> {
+pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let done = match request.opcode() {
         opcode::READ => read(session, export, request, data),
         opcode::WRITE => write(session, export, request, data),
@@ -55,12 +50,7 @@ fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
     errno
 }
 
-fn read(
-    session: &Session,
-    export: &Export,
-    request: Request<'_>,
-    data: &mut [u8],
-) -> Result<Done, i32> {
+fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let (offset, asked, flags) = request.transfer();
     session.counters.add(if export.kind == ExportKind::Memory {
         Counter::MemoryRead
@@ -103,12 +93,7 @@ fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result
     }
 }
 
-fn write(
-    session: &Session,
-    export: &Export,
-    request: Request<'_>,
-    data: &mut [u8],
-) -> Result<Done, i32> {
+fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let (offset, length, flags) = request.transfer();
     if export.kind == ExportKind::Memory {
         return Err(libc::EROFS);
@@ -132,12 +117,8 @@ fn write(
         false => write_parts_of_sectors(export, &content, bytes, offset, data),
     };
     result.map_err(|error| failed(export, "write", &error))?;
-    session
-        .counters
-        .add_many(Counter::WrittenBytes, length as u64);
-    u32::try_from(length)
-        .map(Done::Written)
-        .map_err(|_| libc::EINVAL)
+    session.counters.add_many(Counter::WrittenBytes, length as u64);
+    u32::try_from(length).map(Done::Written).map_err(|_| libc::EINVAL)
 }
 
 /// Reads what lies around the bytes, puts them in and writes it all back. `scratch` holds a transfer and two sectors.
@@ -148,10 +129,7 @@ fn write_parts_of_sectors(
     offset: u64,
     scratch: &mut [u8],
 ) -> Result<(), aenv_layers::Error> {
-    let _one_at_a_time = export
-        .partial_sectors
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = export.partial_sectors.lock().unwrap_or_else(PoisonError::into_inner);
     let sectors = whole_sectors(offset, bytes.len() as u64);
     let scratch = &mut scratch[..(sectors.end - sectors.start) as usize];
     let (sector, last) = (SECTOR_BYTES as usize, scratch.len() - SECTOR_BYTES as usize);
@@ -162,12 +140,7 @@ fn write_parts_of_sectors(
     content.write_at(scratch, sectors.start)
 }
 
-fn fallocate(
-    session: &Session,
-    export: &Export,
-    request: Request<'_>,
-    data: &mut [u8],
-) -> Result<Done, i32> {
+fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
     let (offset, length, mode) = request.fallocate();
     session.counters.add(Counter::DiskDiscard);
     let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
@@ -181,19 +154,13 @@ fn fallocate(
     let range = offset..end.min(export.size_bytes);
     if !range.is_empty() {
         let content = content(session, export)?;
-        discard(export, &content, range, data)
-            .map_err(|error| failed(export, "discard", &error))?;
+        discard(export, &content, range, data).map_err(|error| failed(export, "discard", &error))?;
     }
     Ok(Done::Nothing)
 }
 
 /// Whole sectors are given back; parts of sectors at the ends are overwritten with zeros.
-fn discard(
-    export: &Export,
-    content: &Content,
-    range: Range<u64>,
-    data: &mut [u8],
-) -> Result<(), aenv_layers::Error> {
+fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut [u8]) -> Result<(), aenv_layers::Error> {
     const ZEROS: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
     let first = range.start.next_multiple_of(SECTOR_BYTES).min(range.end);
     let last = (range.end - range.end % SECTOR_BYTES).max(first);

@@ -5,9 +5,7 @@ use aenv_wire::block::ExportKind;
 use super::abi::{Body, ROOT_INODE, Request, SETATTR_SIZE, init_flag, opcode};
 use super::open_flags;
 use super::session::Session;
-use crate::limits::{
-    BACKGROUND_REQUESTS_MAX, CONGESTION_REQUESTS, TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX,
-};
+use crate::limits::{BACKGROUND_REQUESTS_MAX, CONGESTION_REQUESTS, TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX};
 use crate::stats::Counter;
 
 /// Attributes never change: size and inode are fixed for the life of an export.
@@ -40,10 +38,7 @@ pub fn answer(session: &Session, request: Request<'_>) -> Result<Body, i32> {
         }
         opcode::OPENDIR => Ok(Body::default().u64s(&[ROOT_INODE]).u32s(&[0, 0])),
         opcode::READDIR => Ok(list(session, request)),
-        opcode::STATFS => Ok(Body::default()
-            .u64s(&[0; 5])
-            .u32s(&[4096, 255, 4096, 0])
-            .u32s(&[0; 6])),
+        opcode::STATFS => Ok(Body::default().u64s(&[0; 5]).u32s(&[4096, 255, 4096, 0]).u32s(&[0; 6])),
         opcode::RELEASE | opcode::RELEASEDIR => Ok(Body::default()),
         // A flush is a barrier of order: every write that was answered is in a file of the host already.
         opcode::FSYNC => {

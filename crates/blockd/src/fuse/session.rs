@@ -119,11 +119,7 @@ impl Session {
                 self.counters.add(Counter::MemoryPunchIgnored);
                 self.channel.answer(request.unique(), &[]);
             }
-            opcode::FORGET
-            | opcode::BATCH_FORGET
-            | opcode::INTERRUPT
-            | opcode::NOTIFY_REPLY
-            | opcode::DESTROY => {}
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::DESTROY => {}
             _ => match directory::answer(self, request) {
                 Ok(body) => self.channel.answer(request.unique(), body.bytes()),
                 Err(errno) => self.channel.refuse(request.unique(), errno),

@@ -24,8 +24,7 @@ use crate::arguments::Folders;
 use crate::files::remove_if_there;
 use crate::limits::{LOCK_WAIT, SHORT_LIFE, STOP_WAIT};
 use crate::process::{
-    Backoff, Lock, LockError, Peer, be_called, start_self, stay_out_of_the_oom_killers_reach,
-    write_record,
+    Backoff, Lock, LockError, Peer, be_called, start_self, stay_out_of_the_oom_killers_reach, write_record,
 };
 
 pub use mounts::MountError;
@@ -94,11 +93,7 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     };
     let lock = Lock::take(&folders.keeper_lock(), wait).map_err(KeeperError::InUse)?;
     let (memory, disks, blockd) = match adopted {
-        Some(Adopted {
-            memory,
-            disks,
-            blockd,
-        }) => (memory, disks, Some(blockd)),
+        Some(Adopted { memory, disks, blockd }) => (memory, disks, Some(blockd)),
         None => {
             let (memory, disks) = mount_afresh(folders)?;
             (memory, disks, None)

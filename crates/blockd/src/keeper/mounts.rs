@@ -36,8 +36,7 @@ pub enum MountError {
 /// Mounts and returns the connection. The root's attributes are asked of blockd later; nothing here waits for it.
 pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty())
-        .map_err(|error| MountError::NoFuse(error.into()))?;
+    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(|error| MountError::NoFuse(error.into()))?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={TRANSFER_BYTES_MAX}",
         fuse.as_raw_fd()
@@ -48,8 +47,7 @@ pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
     };
     let options = CString::new(options).map_err(|error| failed(error.into()))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount(source, path, KIND, flags, options.as_c_str())
-        .map_err(|error| failed(error.into()))?;
+    rustix::mount::mount(source, path, KIND, flags, options.as_c_str()).map_err(|error| failed(error.into()))?;
     Ok(fuse)
 }
 
@@ -57,10 +55,7 @@ pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
 pub fn unmount(path: &Path) {
     while is_mounted(path) {
         if let Err(error) = rustix::mount::unmount(path, UnmountFlags::DETACH) {
-            eprintln!(
-                "aenv-blockd keeper: cannot unmount {}: {error}",
-                path.display()
-            );
+            eprintln!("aenv-blockd keeper: cannot unmount {}: {error}", path.display());
             return;
         }
     }
@@ -75,10 +70,7 @@ pub fn remove_stale(path: &Path) -> Result<(), MountError> {
                 kind: entry.kind,
             });
         }
-        eprintln!(
-            "aenv-blockd keeper: removing the stale mount at {}",
-            path.display()
-        );
+        eprintln!("aenv-blockd keeper: removing the stale mount at {}", path.display());
         let failed = |error: rustix::io::Errno| MountError::Stale {
             path: path.to_owned(),
             source: error.into(),

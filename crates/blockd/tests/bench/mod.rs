@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aenv_wire::block::{
-    Empty, ErrorBody, ErrorKind, ExportDisk, ExportMemory, ExportOk, HelloOk, Name, Operation,
-    Outcome, Request, SealDisk, SealDiskOk, decode_answer, read_frame, write_frame,
+    Empty, ErrorBody, ErrorKind, ExportDisk, ExportMemory, ExportOk, HelloOk, Name, Operation, Outcome, Request,
+    SealDisk, SealDiskOk, decode_answer, read_frame, write_frame,
 };
 use serde::de::DeserializeOwned;
 
@@ -135,9 +135,7 @@ impl Daemons {
     }
 
     pub fn go_on(&self) {
-        self.recorded()
-            .into_iter()
-            .for_each(|pid| kill(pid, libc::SIGCONT));
+        self.recorded().into_iter().for_each(|pid| kill(pid, libc::SIGCONT));
     }
 
     fn reap(&mut self) {
@@ -173,8 +171,7 @@ impl Daemons {
             let pid = u32::try_from(record["pid"].as_u64()?).ok()?;
             // A number that has been given to another program must not be killed.
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-            (line.contains("aenv-blockd") && line.contains(&*self.folder.path().to_string_lossy()))
-                .then_some(pid)
+            (line.contains("aenv-blockd") && line.contains(&*self.folder.path().to_string_lossy())).then_some(pid)
         };
         ["run/keeper.json", "run/blockd.json"]
             .iter()
@@ -194,9 +191,7 @@ impl Drop for Daemons {
         }
         self.reap();
         for mount in ["mnt/memory", "mnt/disks"] {
-            while rustix::mount::unmount(self.path(mount), rustix::mount::UnmountFlags::DETACH)
-                .is_ok()
-            {}
+            while rustix::mount::unmount(self.path(mount), rustix::mount::UnmountFlags::DETACH).is_ok() {}
         }
     }
 }
@@ -252,13 +247,7 @@ impl Client {
         }))
     }
 
-    pub fn disk(
-        &mut self,
-        name: &str,
-        size_bytes: u64,
-        layers: &[String],
-        upper: &str,
-    ) -> ExportOk {
+    pub fn disk(&mut self, name: &str, size_bytes: u64, layers: &[String], upper: &str) -> ExportOk {
         let (layers, upper) = (layers.to_vec(), upper.to_owned());
         self.ask(Operation::ExportDisk(ExportDisk {
             name: name.to_owned(),
@@ -273,9 +262,7 @@ impl Client {
     }
 
     pub fn unexport(&mut self, name: &str) {
-        self.ask::<Empty>(Operation::Unexport(Name {
-            name: name.to_owned(),
-        }));
+        self.ask::<Empty>(Operation::Unexport(Name { name: name.to_owned() }));
     }
 }
 
@@ -287,11 +274,7 @@ pub fn seal(name: &str, new_upper: Option<&str>) -> Operation {
 }
 
 pub fn open(path: &str) -> File {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap()
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
 pub fn kill(pid: u32, signal: i32) {

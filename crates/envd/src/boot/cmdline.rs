@@ -22,27 +22,17 @@ impl Options {
     pub fn parse(text: &str) -> Result<Self, BootError> {
         let mut options = Options::default();
         for word in text.split_whitespace() {
-            let Some((key, value)) = word
-                .strip_prefix("aenv.")
-                .and_then(|word| word.split_once('='))
-            else {
+            let Some((key, value)) = word.strip_prefix("aenv.").and_then(|word| word.split_once('=')) else {
                 continue;
             };
             match key {
                 "root" => options.root = Some(value.into()),
-                "ip" => {
-                    options.address =
-                        Some(parse_cidr(value).ok_or_else(|| wrong("aenv.ip", value))?)
-                }
+                "ip" => options.address = Some(parse_cidr(value).ok_or_else(|| wrong("aenv.ip", value))?),
                 "gw" => options.gateway = Some(value.parse().map_err(|_| wrong("aenv.gw", value))?),
-                "gwmac" => {
-                    options.gateway_mac =
-                        Some(parse_mac(value).ok_or_else(|| wrong("aenv.gwmac", value))?)
-                }
+                "gwmac" => options.gateway_mac = Some(parse_mac(value).ok_or_else(|| wrong("aenv.gwmac", value))?),
                 "dns" => {
                     let servers = value.split(',').filter(|server| !server.is_empty());
-                    let parsed =
-                        servers.map(|server| server.parse().map_err(|_| wrong("aenv.dns", value)));
+                    let parsed = servers.map(|server| server.parse().map_err(|_| wrong("aenv.dns", value)));
                     options.dns = parsed.collect::<Result<_, _>>()?;
                 }
                 "hostname" => options.hostname = Some(value.into()),

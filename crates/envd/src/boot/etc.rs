@@ -32,10 +32,7 @@ pub fn provide(options: &Options) -> Vec<Result<(), BootError>> {
         ("resolv.conf", resolv),
         ("machine-id", machine_id),
     ];
-    let mut results: Vec<_> = files
-        .iter()
-        .map(|(name, text)| bind_over(name, text))
-        .collect();
+    let mut results: Vec<_> = files.iter().map(|(name, text)| bind_over(name, text)).collect();
     let named = identity::set_hostname(hostname).map_err(|error| BootError::Write {
         path: "the host name".into(),
         source: io::Error::other(error),
@@ -78,9 +75,5 @@ fn make_target(path: &Path) -> io::Result<()> {
     if let Some(parent) = place.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .map(|_| ())
+    OpenOptions::new().append(true).create(true).open(path).map(|_| ())
 }

@@ -30,17 +30,11 @@ pub enum BootError {
     #[error("module {name}")]
     Module { name: String, source: io::Error },
     #[error("network: {step}")]
-    Network {
-        step: &'static str,
-        source: io::Error,
-    },
+    Network { step: &'static str, source: io::Error },
     #[error("kernel command line: {key}={value} is not understood")]
     Option { key: &'static str, value: String },
     #[error("{step}")]
-    Switch {
-        step: &'static str,
-        source: io::Error,
-    },
+    Switch { step: &'static str, source: io::Error },
     #[error("writing {path}")]
     Write { path: String, source: io::Error },
 }

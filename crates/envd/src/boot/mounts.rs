@@ -17,13 +17,7 @@ pub fn early() -> Result<(), BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     attach("proc", "/proc", "proc", plain, "")?;
     attach("sysfs", "/sys", "sysfs", plain, "")?;
-    attach(
-        "devtmpfs",
-        "/dev",
-        "devtmpfs",
-        MountFlags::NOSUID,
-        "mode=755",
-    )
+    attach("devtmpfs", "/dev", "devtmpfs", MountFlags::NOSUID, "mode=755")
 }
 
 /// What programs expect besides. /run and /tmp stay the image's own, as with Docker: images keep folders
@@ -57,13 +51,7 @@ pub fn make_folder(path: &str, mode: u32) {
 }
 
 /// Mounts, making the folder first. Already mounted is fine.
-pub fn attach(
-    source: &str,
-    target: &str,
-    kind: &str,
-    flags: MountFlags,
-    options: &str,
-) -> Result<(), BootError> {
+pub fn attach(source: &str, target: &str, kind: &str, flags: MountFlags, options: &str) -> Result<(), BootError> {
     make_folder(target, 0o755);
     let options = std::ffi::CString::new(options).unwrap_or_default();
     match mount(source, target, kind, flags, Some(options.as_c_str())) {

@@ -22,11 +22,9 @@ const ATF_PERM: libc::c_int = 0x04;
 const ARPHRD_ETHER: libc::sa_family_t = 1;
 
 pub fn up(options: &Options) -> Result<(), BootError> {
-    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(|error| {
-        BootError::Network {
-            step: "socket",
-            source: error.into(),
-        }
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(|error| BootError::Network {
+        step: "socket",
+        source: error.into(),
     })?;
     let control = Control { socket };
     control.set_up("lo")?;
@@ -35,10 +33,7 @@ pub fn up(options: &Options) -> Result<(), BootError> {
     };
     wait_for_interface()?;
     // The slot has no IPv6, and its router solicitations would only wake an idle guest.
-    let _ = std::fs::write(
-        format!("/proc/sys/net/ipv6/conf/{INTERFACE}/disable_ipv6"),
-        "1",
-    );
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{INTERFACE}/disable_ipv6"), "1");
     control.set_address(INTERFACE, libc::SIOCSIFADDR, "address", address)?;
     control.set_address(INTERFACE, libc::SIOCSIFNETMASK, "netmask", netmask(prefix))?;
     control.set_up(INTERFACE)?;
@@ -75,20 +70,9 @@ struct Control {
 }
 
 impl Control {
-    fn call<T>(
-        &self,
-        step: &'static str,
-        request: libc::c_ulong,
-        argument: &mut T,
-    ) -> Result<(), BootError> {
+    fn call<T>(&self, step: &'static str, request: libc::c_ulong, argument: &mut T) -> Result<(), BootError> {
         // SAFETY: each caller passes the struct that its request is defined on, alive for the call.
-        let result = unsafe {
-            libc::ioctl(
-                self.socket.as_raw_fd(),
-                request,
-                std::ptr::from_mut(argument),
-            )
-        };
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if result < 0 {
             return Err(BootError::Network {
                 step,

@@ -27,14 +27,11 @@ pub fn to_image(device: &str) -> Result<(), BootError> {
         target: target.into(),
         source: error.into(),
     };
-    mount(device, NEW_ROOT, "ext4", MountFlags::NOATIME, None)
-        .map_err(|error| failed(NEW_ROOT, error))?;
+    mount(device, NEW_ROOT, "ext4", MountFlags::NOATIME, None).map_err(|error| failed(NEW_ROOT, error))?;
     for folder in MOVED {
         let target = format!("{NEW_ROOT}{folder}");
         make_folder(&target, 0o755);
-        super::tolerate(
-            mount_move(folder, target.as_str()).map_err(|error| failed(&target, error)),
-        );
+        super::tolerate(mount_move(folder, target.as_str()).map_err(|error| failed(&target, error)));
     }
     empty_initramfs();
     let step = |step, result: rustix::io::Result<()>| {

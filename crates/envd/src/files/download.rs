@@ -50,9 +50,7 @@ impl DownloadError {
         match self {
             DownloadError::UserUnknown { .. } => StatusCode::UNAUTHORIZED,
             DownloadError::Missing { .. } => StatusCode::NOT_FOUND,
-            DownloadError::Directory { .. } | DownloadError::Special { .. } => {
-                StatusCode::BAD_REQUEST
-            }
+            DownloadError::Directory { .. } | DownloadError::Special { .. } => StatusCode::BAD_REQUEST,
             DownloadError::Encoding => StatusCode::NOT_ACCEPTABLE,
             DownloadError::Range { .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             DownloadError::Read { .. } => StatusCode::INTERNAL_SERVER_ERROR,
@@ -65,17 +63,15 @@ pub async fn handle(daemon: &Daemon, parts: &Parts) -> Answer {
     if let Err(error) = query.check(daemon, &parts.headers, "read") {
         return Answer::error(StatusCode::UNAUTHORIZED, &error.to_string());
     }
-    download(daemon, parts, query)
-        .await
-        .unwrap_or_else(|error| {
-            let mut answer = Answer::error(error.status(), &error.to_string());
-            if let DownloadError::Range { size } = error
-                && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
-            {
-                answer.0.headers_mut().insert(header::CONTENT_RANGE, value);
-            }
-            answer
-        })
+    download(daemon, parts, query).await.unwrap_or_else(|error| {
+        let mut answer = Answer::error(error.status(), &error.to_string());
+        if let DownloadError::Range { size } = error
+            && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            answer.0.headers_mut().insert(header::CONTENT_RANGE, value);
+        }
+        answer
+    })
 }
 
 /// A file that is open and has been read once.
@@ -89,11 +85,7 @@ struct Opened {
     head: Bytes,
 }
 
-async fn download(
-    daemon: &Daemon,
-    parts: &Parts,
-    query: FileQuery,
-) -> Result<Answer, DownloadError> {
+async fn download(daemon: &Daemon, parts: &Parts, query: FileQuery) -> Result<Answer, DownloadError> {
     let gzip = accepts(&parts.headers)?;
     let defaults = daemon.settings.borrow().defaults.clone();
     let opened = tokio::task::spawn_blocking(move || open(&defaults, &query)).await;
@@ -119,19 +111,16 @@ async fn download(
     let size = opened.size;
     let (start, length) = match range {
         Some((first, last)) => {
-            response = response.status(StatusCode::PARTIAL_CONTENT).header(
-                header::CONTENT_RANGE,
-                format!("bytes {first}-{last}/{size}"),
-            );
+            response = response
+                .status(StatusCode::PARTIAL_CONTENT)
+                .header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{size}"));
             (first, Some(last - first + 1))
         }
         None if size > 0 => (0, Some(size)),
         None => (0, None),
     };
     Ok(Answer(
-        response
-            .body(body(opened, start, length, gzip))
-            .unwrap_or_default(),
+        response.body(body(opened, start, length, gzip)).unwrap_or_default(),
     ))
 }
 
@@ -230,10 +219,7 @@ pub struct FileBody {
 
 impl FileBody {
     fn is_done(&self) -> bool {
-        self.file.is_none()
-            && self.reading.is_none()
-            && self.pending.is_empty()
-            && self.encoder.is_none()
+        self.file.is_none() && self.reading.is_none() && self.pending.is_empty() && self.encoder.is_none()
     }
 
     /// Takes a finished read in. An empty one before the announced end means that the file shrank: an error,
@@ -280,9 +266,7 @@ impl FileBody {
             return Ok(std::mem::take(encoder.get_mut()).into());
         }
         let encoder = self.encoder.take();
-        encoder.map_or(Ok(Bytes::new()), |encoder| {
-            encoder.finish().map(Bytes::from)
-        })
+        encoder.map_or(Ok(Bytes::new()), |encoder| encoder.finish().map(Bytes::from))
     }
 }
 

@@ -110,20 +110,12 @@ fn permissions(meta: &std::fs::Metadata) -> String {
         (kind.is_char_device(), 'c'),
         (mode & 0o1000 != 0, 't'),
     ];
-    let mut text: String = flags
-        .iter()
-        .filter(|(set, _)| *set)
-        .map(|(_, letter)| letter)
-        .collect();
+    let mut text: String = flags.iter().filter(|(set, _)| *set).map(|(_, letter)| letter).collect();
     if text.is_empty() {
         text.push('-');
     }
     for (position, letter) in "rwxrwxrwx".chars().enumerate() {
-        text.push(if mode & (0o400 >> position) != 0 {
-            letter
-        } else {
-            '-'
-        });
+        text.push(if mode & (0o400 >> position) != 0 { letter } else { '-' });
     }
     text
 }
@@ -160,10 +152,7 @@ mod tests {
         assert_eq!(broken.symlink_target.as_deref(), root.join("x").to_str());
         let tmp = EntryInfo::of(Path::new("/tmp"), &Users::load()).unwrap();
         assert_eq!(tmp.permissions, "dtrwxrwxrwx");
-        assert_eq!(
-            EntryInfo::of(Path::new("/"), &Users::load()).unwrap().name,
-            "/"
-        );
+        assert_eq!(EntryInfo::of(Path::new("/"), &Users::load()).unwrap().name, "/");
     }
 
     #[test]

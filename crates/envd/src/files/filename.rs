@@ -15,11 +15,7 @@ pub fn filename(headers: &http::HeaderMap) -> Option<String> {
         match c {
             '"' => return (!name.is_empty()).then_some(name),
             '\\' if rest.as_str().starts_with(['"', '\\']) => name.extend(rest.next()),
-            '%' => match rest
-                .as_str()
-                .get(..2)
-                .and_then(|hex| u8::from_str_radix(hex, 16).ok())
-            {
+            '%' => match rest.as_str().get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
                 Some(code @ (0x01..0x20 | b'"')) => {
                     name.push(char::from(code));
                     rest = rest.as_str().get(2..).unwrap_or_default().chars();

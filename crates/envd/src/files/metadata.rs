@@ -44,10 +44,7 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Metadata, MetadataError> {
         let Some(key) = name.as_str().strip_prefix(HEADER_PREFIX) else {
             continue;
         };
-        let value = headers
-            .get(name)
-            .map(|value| value.as_bytes())
-            .unwrap_or_default();
+        let value = headers.get(name).map(|value| value.as_bytes()).unwrap_or_default();
         if key.is_empty() {
             return Err(MetadataError::KeyEmpty);
         }
@@ -155,10 +152,7 @@ mod tests {
             ("x-metadata-author", b"b"),
             ("x", b"c"),
         ]));
-        assert_eq!(
-            found.unwrap(),
-            Metadata::from([("author".into(), "a".into())])
-        );
+        assert_eq!(found.unwrap(), Metadata::from([("author".into(), "a".into())]));
     }
 
     #[test]
@@ -166,10 +160,7 @@ mod tests {
         let long_key = format!("x-metadata-{}", "k".repeat(247));
         let long = vec![b'v'; 4096];
         let error = |entries: &[(&str, &[u8])]| from_headers(&headers(entries)).unwrap_err();
-        assert!(matches!(
-            error(&[(&long_key, b"v")]),
-            MetadataError::KeyLong { .. }
-        ));
+        assert!(matches!(error(&[(&long_key, b"v")]), MetadataError::KeyLong { .. }));
         assert!(matches!(
             error(&[("x-metadata-a", b"\xc3\xbc")]),
             MetadataError::ValueText { .. }

@@ -41,11 +41,7 @@ pub fn accepts(headers: &HeaderMap) -> Result<bool, DownloadError> {
 
 /// One byte range, inclusive. Several ranges, or what is no range, are answered with the whole file.
 pub fn parse_range(text: &str, size: u64) -> Result<Option<(u64, u64)>, DownloadError> {
-    let Some((first, last)) = text
-        .trim()
-        .strip_prefix("bytes=")
-        .and_then(|spec| spec.split_once('-'))
-    else {
+    let Some((first, last)) = text.trim().strip_prefix("bytes=").and_then(|spec| spec.split_once('-')) else {
         return Ok(None);
     };
     let (first, last) = match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
@@ -75,9 +71,7 @@ pub fn disposition(path: &std::path::Path) -> String {
     let mut encoded = String::new();
     for byte in name.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
-                encoded.push(char::from(byte))
-            }
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => encoded.push(char::from(byte)),
             byte => encoded.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -110,10 +104,7 @@ mod tests {
         assert!(!encoding("gzip, deflate, br").unwrap());
         assert!(!encoding("gzip;q=0").unwrap());
         assert!(!encoding("*").unwrap());
-        assert!(matches!(
-            encoding("identity;q=0, br"),
-            Err(DownloadError::Encoding)
-        ));
+        assert!(matches!(encoding("identity;q=0, br"), Err(DownloadError::Encoding)));
         assert!(matches!(encoding("*;q=0"), Err(DownloadError::Encoding)));
     }
 
@@ -142,17 +133,11 @@ mod tests {
     fn names_that_a_header_cannot_hold_are_encoded() {
         let of = |name: &str| disposition(std::path::Path::new(name));
         assert_eq!(of("/a/b c.txt"), "inline; filename=\"b c.txt\"");
-        assert_eq!(
-            of("/a/ü\n\".txt"),
-            "inline; filename*=UTF-8''%C3%BC%0A%22.txt"
-        );
+        assert_eq!(of("/a/ü\n\".txt"), "inline; filename*=UTF-8''%C3%BC%0A%22.txt");
     }
 
     #[test]
     fn dates_have_the_form_of_http() {
-        assert_eq!(
-            http_date(std::time::UNIX_EPOCH),
-            "Thu, 01 Jan 1970 00:00:00 GMT"
-        );
+        assert_eq!(http_date(std::time::UNIX_EPOCH), "Thu, 01 Jan 1970 00:00:00 GMT");
     }
 }

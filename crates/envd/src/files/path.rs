@@ -61,11 +61,7 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
 /// Gives a new entry to the user. A daemon that is not root (tests) owns what it makes already.
 pub fn own(path: &Path, user: &User) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        rustix::fs::chown(
-            path,
-            Some(Uid::from_raw(user.uid)),
-            Some(Gid::from_raw(user.gid)),
-        )?;
+        rustix::fs::chown(path, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?;
     }
     Ok(())
 }

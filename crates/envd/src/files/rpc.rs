@@ -44,8 +44,7 @@ struct Caller {
 impl Caller {
     fn new(defaults: &Defaults, name: Option<&str>, strict: bool) -> Result<Self, RpcError> {
         let users = Users::load();
-        let unknown =
-            |name| RpcError::new(Code::Unauthenticated, format!("invalid username: '{name}'"));
+        let unknown = |name| RpcError::new(Code::Unauthenticated, format!("invalid username: '{name}'"));
         let user = defaults.user(&users, name).map_err(unknown)?;
         Ok(Caller {
             base: defaults.base(&user),
@@ -61,21 +60,12 @@ impl Caller {
 
     fn entry(&self, path: &Path) -> Result<EntryInfo, RpcError> {
         let entry = EntryInfo::of(path, &self.users).map_err(|error| path_error(path, &error))?;
-        Ok(if self.strict {
-            entry.for_strict_client()
-        } else {
-            entry
-        })
+        Ok(if self.strict { entry.for_strict_client() } else { entry })
     }
 }
 
 /// Runs one unary call on a blocking thread.
-pub async fn unary(
-    daemon: &Daemon,
-    call: &Call,
-    method: &str,
-    body: &[u8],
-) -> Result<serde_json::Value, RpcError> {
+pub async fn unary(daemon: &Daemon, call: &Call, method: &str, body: &[u8]) -> Result<serde_json::Value, RpcError> {
     let run = match method {
         "Stat" => stat,
         "MakeDir" => make_dir,
@@ -97,10 +87,7 @@ pub async fn unary(
 
 fn path_error(path: &Path, error: &io::Error) -> RpcError {
     if error.kind() == io::ErrorKind::NotFound {
-        return RpcError::new(
-            Code::NotFound,
-            format!("path '{}' does not exist", path.display()),
-        );
+        return RpcError::new(Code::NotFound, format!("path '{}' does not exist", path.display()));
     }
     RpcError::from_io(&format!("path '{}'", path.display()), error)
 }
@@ -117,10 +104,7 @@ fn make_dir(caller: &Caller, request: &PathRequest) -> Result<serde_json::Value,
             return Err(RpcError::new(Code::AlreadyExists, text));
         }
         Ok(_) => {
-            let text = format!(
-                "path already exists but it is not a directory: {}",
-                path.display()
-            );
+            let text = format!("path already exists but it is not a directory: {}", path.display());
             return Err(RpcError::new(Code::InvalidArgument, text));
         }
         // make_dirs tells every other trouble better.
@@ -130,21 +114,12 @@ fn make_dir(caller: &Caller, request: &PathRequest) -> Result<serde_json::Value,
 }
 
 fn move_entry(caller: &Caller, request: &PathRequest) -> Result<serde_json::Value, RpcError> {
-    let (source, destination) = (
-        caller.path(&request.source),
-        caller.path(&request.destination),
-    );
+    let (source, destination) = (caller.path(&request.source), caller.path(&request.destination));
     std::fs::symlink_metadata(&source).map_err(|error| path_error(&source, &error))?;
     if let Some(parent) = destination.parent() {
         make_dirs(parent, &caller.user).map_err(|error| path_error(parent, &error))?;
     }
-    let what = || {
-        format!(
-            "moving '{}' to '{}'",
-            source.display(),
-            destination.display()
-        )
-    };
+    let what = || format!("moving '{}' to '{}'", source.display(), destination.display());
     std::fs::rename(&source, &destination).map_err(|error| RpcError::from_io(&what(), &error))?;
     Ok(json!({ "entry": caller.entry(&destination)? }))
 }
@@ -162,12 +137,7 @@ fn list_dir(caller: &Caller, request: &PathRequest) -> Result<serde_json::Value,
 }
 
 /// Depth first, names in byte order, links not followed. What vanishes meanwhile is left out.
-fn walk(
-    caller: &Caller,
-    folder: &Path,
-    depth: u32,
-    out: &mut Vec<EntryInfo>,
-) -> Result<(), RpcError> {
+fn walk(caller: &Caller, folder: &Path, depth: u32, out: &mut Vec<EntryInfo>) -> Result<(), RpcError> {
     let names: BTreeSet<_> = match std::fs::read_dir(folder) {
         Ok(listing) => listing.flatten().map(|entry| entry.file_name()).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -182,8 +152,7 @@ fn walk(
             let text = format!("more than {LIST_ENTRIES_MAX} entries, list with a smaller depth");
             return Err(RpcError::new(Code::ResourceExhausted, text));
         }
-        let descend =
-            depth > 1 && entry.r#type == "FILE_TYPE_DIRECTORY" && entry.symlink_target.is_none();
+        let descend = depth > 1 && entry.r#type == "FILE_TYPE_DIRECTORY" && entry.symlink_target.is_none();
         out.push(entry);
         if descend {
             walk(caller, &path, depth - 1, out)?;

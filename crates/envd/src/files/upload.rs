@@ -43,9 +43,7 @@ pub enum UploadError {
     Metadata(#[from] MetadataError),
     #[error("the path query parameter is required for this content type")]
     PathMissing,
-    #[error(
-        "content type '{kind}' is not supported, use multipart/form-data or application/octet-stream"
-    )]
+    #[error("content type '{kind}' is not supported, use multipart/form-data or application/octet-stream")]
     ContentType { kind: String },
     #[error("content encoding '{encoding}' is not supported, use gzip or identity")]
     ContentEncoding { encoding: String },
@@ -66,11 +64,7 @@ pub enum UploadError {
     #[error("cannot write '{path}': {source}")]
     Write { path: String, source: io::Error },
     #[error("'{path}' has {found} bytes after {written} were written")]
-    SizeDiffers {
-        path: String,
-        written: u64,
-        found: u64,
-    },
+    SizeDiffers { path: String, written: u64, found: u64 },
 }
 
 impl UploadError {
@@ -79,9 +73,7 @@ impl UploadError {
             UploadError::UserUnknown { .. } => StatusCode::UNAUTHORIZED,
             UploadError::NoSpace { .. } => StatusCode::INSUFFICIENT_STORAGE,
             UploadError::Body(BodyError::Idle) => StatusCode::REQUEST_TIMEOUT,
-            UploadError::Write { .. } | UploadError::SizeDiffers { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            UploadError::Write { .. } | UploadError::SizeDiffers { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         }
     }
@@ -89,9 +81,7 @@ impl UploadError {
     fn io(path: &Path, source: io::Error) -> Self {
         let path = path.display().to_string();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                UploadError::NoSpace { path }
-            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => UploadError::NoSpace { path },
             io::ErrorKind::IsADirectory => UploadError::Directory { path },
             _ => UploadError::Write { path, source },
         }
@@ -121,10 +111,7 @@ pub async fn handle(daemon: &Daemon, parts: &Parts, body: Incoming) -> Answer {
         return Answer::error(StatusCode::UNAUTHORIZED, &error.to_string());
     }
     match upload(daemon, parts, &query, body).await {
-        Ok(written) => json(
-            StatusCode::OK,
-            serde_json::to_vec(&written).unwrap_or_default(),
-        ),
+        Ok(written) => json(StatusCode::OK, serde_json::to_vec(&written).unwrap_or_default()),
         Err(error) => Answer::error(error.status(), &error.to_string()),
     }
 }
@@ -156,9 +143,7 @@ async fn upload(
         ),
         "gzip" => (Reader::gzip(body), None),
         other => {
-            return Err(UploadError::ContentEncoding {
-                encoding: other.into(),
-            });
+            return Err(UploadError::ContentEncoding { encoding: other.into() });
         }
     };
     match kind.split(';').next().unwrap_or_default().trim() {
@@ -176,11 +161,7 @@ async fn upload(
     }
 }
 
-fn context(
-    defaults: &Defaults,
-    name: Option<&str>,
-    metadata: Metadata,
-) -> Result<Context, UploadError> {
+fn context(defaults: &Defaults, name: Option<&str>, metadata: Metadata) -> Result<Context, UploadError> {
     let user = defaults
         .user(&Users::load(), name)
         .map_err(|name| UploadError::UserUnknown { name })?;
@@ -193,12 +174,7 @@ fn context(
 
 /// Writes the files of a form, one after the other as they arrive. On an error the ones before stay written;
 /// the message names the one that failed.
-async fn form(
-    context: &Context,
-    path: Option<&str>,
-    kind: &str,
-    reader: Reader,
-) -> Result<Vec<Written>, UploadError> {
+async fn form(context: &Context, path: Option<&str>, kind: &str, reader: Reader) -> Result<Vec<Written>, UploadError> {
     let boundary = multer::parse_boundary(kind).map_err(UploadError::Form)?;
     let mut form = multer::Multipart::new(reader, boundary);
     let mut written: Vec<Written> = Vec::new();
@@ -315,10 +291,7 @@ fn open(path: &Path, user: &User, length: Option<u64>) -> Result<Target, UploadE
     }
     let mut options = File::options();
     // O_NONBLOCK: writing to a FIFO without a reader must not wait.
-    options
-        .write(true)
-        .mode(NEW_FILE_MODE)
-        .custom_flags(libc::O_NONBLOCK);
+    options.write(true).mode(NEW_FILE_MODE).custom_flags(libc::O_NONBLOCK);
     let (file, created) = match options.create_new(true).open(path) {
         Ok(file) => (file, true),
         // A link with a missing target also counts as existing, and its target is then created.
@@ -341,8 +314,7 @@ fn open(path: &Path, user: &User, length: Option<u64>) -> Result<Target, UploadE
     };
     if created && rustix::process::geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
-        rustix::fs::fchown(&target.file, Some(uid), Some(gid))
-            .map_err(|error| failed(error.into()))?;
+        rustix::fs::fchown(&target.file, Some(uid), Some(gid)).map_err(|error| failed(error.into()))?;
     }
     Ok(target)
 }
@@ -376,8 +348,7 @@ fn finish(mut target: Target, written: u64, metadata: &Metadata) -> Result<(), U
         });
     }
     if meta.is_file() {
-        metadata::replace(&target.file, metadata)
-            .map_err(|error| UploadError::io(&target.path, error))?;
+        metadata::replace(&target.file, metadata).map_err(|error| UploadError::io(&target.path, error))?;
     }
     target.complete = true;
     Ok(())

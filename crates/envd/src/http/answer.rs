@@ -36,14 +36,8 @@ impl Answer {
     /// Lets browsers of any origin read the answer: signed URLs are made for them.
     pub fn with_cors(mut self) -> Response<Reply> {
         let headers = self.0.headers_mut();
-        headers.insert(
-            header::ACCESS_CONTROL_ALLOW_ORIGIN,
-            HeaderValue::from_static("*"),
-        );
-        headers.insert(
-            header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static(EXPOSED),
-        );
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
         self.0
     }
 }
@@ -55,10 +49,9 @@ const EXPOSED: &str = "Accept-Ranges, Cache-Control, Content-Disposition, Conten
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(Reply::full(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Answer(response)
 }
 
@@ -71,9 +64,6 @@ pub fn preflight(requested: Option<&HeaderValue>) -> Answer {
     // A star would not cover Authorization, so the requested names are given back.
     let allowed = requested.cloned().unwrap_or(HeaderValue::from_static("*"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-    headers.insert(
-        header::ACCESS_CONTROL_MAX_AGE,
-        HeaderValue::from_static("7200"),
-    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
     answer
 }

@@ -56,12 +56,7 @@ pub struct Reader {
 
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Reader(gzip: {}, finished: {})",
-            self.gzip.is_some(),
-            self.finished
-        )
+        write!(f, "Reader(gzip: {}, finished: {})", self.gzip.is_some(), self.finished)
     }
 }
 
@@ -93,9 +88,7 @@ impl Reader {
         let idle = self.idle;
         let piece = std::future::poll_fn(|cx| self.poll_piece(cx));
         let piece = match idle {
-            Some(idle) => tokio::time::timeout(idle, piece)
-                .await
-                .map_err(|_| BodyError::Idle)?,
+            Some(idle) => tokio::time::timeout(idle, piece).await.map_err(|_| BodyError::Idle)?,
             None => piece.await,
         };
         piece.transpose()
@@ -178,8 +171,7 @@ impl Drop for Reader {
         if self.is_complete() {
             return;
         }
-        if let (Some(body), Ok(runtime)) = (self.body.take(), tokio::runtime::Handle::try_current())
-        {
+        if let (Some(body), Ok(runtime)) = (self.body.take(), tokio::runtime::Handle::try_current()) {
             runtime.spawn(discard(body));
         }
     }
@@ -238,10 +230,7 @@ impl Body for Reply {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut *self {
             Reply::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Reply::Process(stream) => Pin::new(stream.as_mut()).poll_frame(cx),

@@ -11,15 +11,10 @@ use crate::auth::has_token;
 use crate::daemon::Daemon;
 use crate::{files, init, metrics, rpc};
 
-const UNAUTHORIZED: &str =
-    "unauthorized access, please provide a valid access token or method signing if supported";
+const UNAUTHORIZED: &str = "unauthorized access, please provide a valid access token or method signing if supported";
 
 /// Answers one request. Never fails: every error is an answer.
-pub async fn handle(
-    daemon: Rc<Daemon>,
-    connection: u64,
-    request: Request<Incoming>,
-) -> Response<Reply> {
+pub async fn handle(daemon: Rc<Daemon>, connection: u64, request: Request<Incoming>) -> Response<Reply> {
     let (parts, body) = request.into_parts();
     if parts.method == Method::OPTIONS {
         return preflight(parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS)).with_cors();

@@ -69,17 +69,10 @@ pub async fn launch(daemon: Rc<Daemon>, order: Order) -> Result<Shared, SpawnErr
     }
     let starting = daemon.processes.starting();
     let defaults = daemon.settings.borrow().defaults.clone();
-    let (config, user, terminal, stdin) = (
-        order.config.clone(),
-        order.user.clone(),
-        order.terminal,
-        order.stdin,
-    );
-    let launched = tokio::task::spawn_blocking(move || {
-        start(&config, user.as_deref(), &defaults, terminal, stdin)
-    })
-    .await
-    .map_err(|error| SpawnError::Clone(io::Error::other(error)))??;
+    let (config, user, terminal, stdin) = (order.config.clone(), order.user.clone(), order.terminal, order.stdin);
+    let launched = tokio::task::spawn_blocking(move || start(&config, user.as_deref(), &defaults, terminal, stdin))
+        .await
+        .map_err(|error| SpawnError::Clone(io::Error::other(error)))??;
     let process = adopt(&daemon, order, launched)?;
     drop(starting);
     Ok(process)
@@ -91,11 +84,7 @@ fn adopt(daemon: &Rc<Daemon>, order: Order, launched: Launched) -> Result<Shared
     } else {
         Channel::Stdin
     };
-    let input = launched
-        .input
-        .map(watched)
-        .transpose()
-        .map_err(SpawnError::Pipe)?;
+    let input = launched.input.map(watched).transpose().map_err(SpawnError::Pipe)?;
     let mut sources = Vec::with_capacity(2);
     for (kind, fd) in launched.outputs {
         sources.push(Source {
@@ -190,13 +179,7 @@ fn start(
 }
 
 /// Exit code and text for a program that did not start, as a shell would put it.
-fn explain(
-    config: &Config,
-    user: &User,
-    cwd: &Path,
-    step: Step,
-    error: &io::Error,
-) -> (i32, String) {
+fn explain(config: &Config, user: &User, cwd: &Path, step: Step, error: &io::Error) -> (i32, String) {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let cmd = &config.cmd;
     let error_text = error.to_string();
@@ -204,17 +187,10 @@ fn explain(
     let error = error_text.split(" (os error").next().unwrap_or_default();
     match step {
         Step::Exec if is_missing => (EXIT_NOT_FOUND, format!("{cmd}: command not found")),
-        Step::Exec => (
-            EXIT_NOT_EXECUTABLE,
-            format!("{cmd}: cannot execute: {error}"),
-        ),
+        Step::Exec => (EXIT_NOT_EXECUTABLE, format!("{cmd}: cannot execute: {error}")),
         Step::Directory => (
             EXIT_NOT_EXECUTABLE,
-            format!(
-                "{cmd}: cannot enter '{}' as {}: {error}",
-                cwd.display(),
-                user.name
-            ),
+            format!("{cmd}: cannot enter '{}' as {}: {error}", cwd.display(), user.name),
         ),
         Step::User => (
             EXIT_NOT_EXECUTABLE,
@@ -245,18 +221,10 @@ fn c_string(what: &'static str, text: &str) -> Result<CString, SpawnError> {
 
 /// The directory a process starts in. One that the client named must exist; a home that an image lacks is
 /// replaced by the root, since a minimal image has no directories at all.
-fn working_directory(
-    cwd: Option<&str>,
-    defaults: &Defaults,
-    user: &User,
-) -> Result<PathBuf, SpawnError> {
+fn working_directory(cwd: Option<&str>, defaults: &Defaults, user: &User) -> Result<PathBuf, SpawnError> {
     let Some(cwd) = cwd.filter(|cwd| !cwd.is_empty()) else {
         let path = defaults.base(user);
-        return Ok(if path.is_dir() {
-            path
-        } else {
-            PathBuf::from("/")
-        });
+        return Ok(if path.is_dir() { path } else { PathBuf::from("/") });
     };
     let path = crate::files::path::resolve(cwd, &defaults.base(user), &user.home);
     match std::fs::metadata(&path) {
@@ -271,12 +239,7 @@ fn working_directory(
 }
 
 /// Later entries win: what every process has, then the sandbox's variables, then the request's.
-fn environment(
-    config: &Config,
-    defaults: &Defaults,
-    user: &User,
-    terminal: bool,
-) -> BTreeMap<String, String> {
+fn environment(config: &Config, defaults: &Defaults, user: &User, terminal: bool) -> BTreeMap<String, String> {
     let mut env = BTreeMap::from([
         ("PATH".to_owned(), PATH_DEFAULT.to_owned()),
         ("HOME".to_owned(), user.home.display().to_string()),
@@ -354,11 +317,7 @@ mod tests {
             true,
         );
         assert_eq!(
-            (
-                env["A"].as_str(),
-                env["HOME"].as_str(),
-                env["USER"].as_str()
-            ),
+            (env["A"].as_str(), env["HOME"].as_str(), env["USER"].as_str()),
             ("request", "/x", "user")
         );
         assert_eq!(env["LANG"], "C.UTF-8");
@@ -368,10 +327,7 @@ mod tests {
     fn a_plain_name_is_looked_for_in_path_and_a_path_is_not() {
         let files = |cmd, path| -> Vec<String> {
             let found = candidates(cmd, path).unwrap();
-            found
-                .into_iter()
-                .map(|c| c.path.into_string().unwrap())
-                .collect()
+            found.into_iter().map(|c| c.path.into_string().unwrap()).collect()
         };
         assert_eq!(files("ls", "/a:/b/:"), ["/a/ls", "/b/ls", "./ls"]);
         assert_eq!(files("./ls", "/a"), ["./ls"]);
@@ -385,10 +341,7 @@ mod tests {
             home: "/no/such/home".into(),
             ..user()
         };
-        assert_eq!(
-            working_directory(None, &defaults, &lost).unwrap(),
-            PathBuf::from("/")
-        );
+        assert_eq!(working_directory(None, &defaults, &lost).unwrap(), PathBuf::from("/"));
         let error = working_directory(Some("/no/such"), &defaults, &lost).unwrap_err();
         assert_eq!(error.to_string(), "cwd '/no/such' does not exist");
     }

@@ -129,9 +129,7 @@ impl Process {
 
     /// Sends a signal to the process group. `false` when the process has already ended.
     pub fn signal(&self, signal: rustix::process::Signal) -> bool {
-        let pid = i32::try_from(self.pid)
-            .ok()
-            .and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
         let Some(pid) = pid.filter(|_| self.is_running()) else {
             return false;
         };

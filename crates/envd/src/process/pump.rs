@@ -90,8 +90,7 @@ pub async fn run(process: Shared, sources: Vec<Source>, deadline: Option<Instant
         drain_until: None,
         timed_out: false,
     };
-    let deadline_timer =
-        tokio::time::sleep_until(deadline.unwrap_or_else(|| Instant::now() + NEVER));
+    let deadline_timer = tokio::time::sleep_until(deadline.unwrap_or_else(|| Instant::now() + NEVER));
     tokio::pin!(deadline_timer);
     let mut deadline_armed = deadline.is_some();
     while !pump.is_complete() {
@@ -149,9 +148,7 @@ impl Pump {
         let sources = &self.sources;
         let (index, length) = poll_fn(|cx| {
             for (index, source) in sources.iter().enumerate() {
-                if let Poll::Ready(length) =
-                    source.poll_read(cx, |bytes| process.push(source.kind, bytes))
-                {
+                if let Poll::Ready(length) = source.poll_read(cx, |bytes| process.push(source.kind, bytes)) {
                     return Poll::Ready((index, length));
                 }
             }
@@ -201,11 +198,7 @@ fn linger(source: Source) {
 
 fn end_of(status: i32, timed_out: bool) -> End {
     if libc::WIFSIGNALED(status) {
-        let core = if libc::WCOREDUMP(status) {
-            " (core dumped)"
-        } else {
-            ""
-        };
+        let core = if libc::WCOREDUMP(status) { " (core dumped)" } else { "" };
         let text = format!("signal: {}{core}", signal_name(libc::WTERMSIG(status)));
         return End {
             exit_code: -1,

@@ -61,9 +61,7 @@ impl Registry {
     }
 
     pub fn add(&self, process: &Shared) {
-        self.live
-            .borrow_mut()
-            .insert(process.pid, Rc::clone(process));
+        self.live.borrow_mut().insert(process.pid, Rc::clone(process));
         if let Some(status) = self.unclaimed.borrow_mut().remove(&process.pid) {
             process.set_exit(status);
         }
@@ -90,10 +88,7 @@ impl Registry {
     pub fn retire(&self, process: &Shared) {
         let mut live = self.live.borrow_mut();
         // The pid may already belong to a newer process.
-        if live
-            .get(&process.pid)
-            .is_some_and(|held| Rc::ptr_eq(held, process))
-        {
+        if live.get(&process.pid).is_some_and(|held| Rc::ptr_eq(held, process)) {
             live.remove(&process.pid);
         }
         let mut ended = self.ended.borrow_mut();
@@ -126,12 +121,7 @@ impl Registry {
             Selector::Tag(tag) => process.tag.as_ref() == Some(tag),
         };
         // Between exit and end a process is still with its pump.
-        let draining = self
-            .live
-            .borrow()
-            .values()
-            .find(|process| matches(process))
-            .cloned();
+        let draining = self.live.borrow().values().find(|process| matches(process)).cloned();
         draining.or_else(|| {
             ended
                 .iter()
@@ -164,10 +154,7 @@ fn forget_old(ended: &mut VecDeque<(Instant, Shared)>, now: Instant) {
     {
         ended.pop_front();
     }
-    let mut total: usize = ended
-        .iter()
-        .map(|(_, process)| process.output_cost_bytes())
-        .sum();
+    let mut total: usize = ended.iter().map(|(_, process)| process.output_cost_bytes()).sum();
     for (_, process) in ended.iter() {
         if total <= ENDED_OUTPUT_BYTES_MAX {
             break;
@@ -211,10 +198,7 @@ mod tests {
             registry.retire(&one);
             let ended = registry.ended.borrow();
             assert_eq!(ended.len(), (round + 1).min(ENDED_MAX));
-            let total: usize = ended
-                .iter()
-                .map(|(_, process)| process.output_cost_bytes())
-                .sum();
+            let total: usize = ended.iter().map(|(_, process)| process.output_cost_bytes()).sum();
             assert!(total <= ENDED_OUTPUT_BYTES_MAX);
             assert!(ended.back().unwrap().1.output_cost_bytes() > 0);
         }

@@ -54,9 +54,7 @@ pub struct Ring {
 impl Ring {
     /// Offset of the oldest byte held (of the next byte when empty).
     pub fn oldest(&self) -> u64 {
-        self.segments
-            .front()
-            .map_or(self.end, |segment| segment.start)
+        self.segments.front().map_or(self.end, |segment| segment.start)
     }
 
     /// Memory charged to this ring.
@@ -67,9 +65,7 @@ impl Ring {
     /// Appends output, dropping the oldest segments when over capacity.
     pub fn push(&mut self, kind: Kind, mut bytes: &[u8]) {
         if let Some(last) = self.segments.back_mut().filter(|last| last.kind == kind) {
-            let room = PIECE_BYTES_MAX
-                .saturating_sub(last.data.len())
-                .min(bytes.len());
+            let room = PIECE_BYTES_MAX.saturating_sub(last.data.len()).min(bytes.len());
             let (head, rest) = bytes.split_at(room);
             last.data.extend_from_slice(head);
             self.account(head.len());
@@ -104,8 +100,7 @@ impl Ring {
     /// What [`Ring::oldest`] would be after one more push of a whole piece. A reader whose cursor is before it
     /// would lose output.
     pub fn oldest_after_push(&self) -> u64 {
-        let mut over =
-            (self.cost + PIECE_BYTES_MAX + SEGMENT_COST_BYTES).saturating_sub(CAPACITY_BYTES);
+        let mut over = (self.cost + PIECE_BYTES_MAX + SEGMENT_COST_BYTES).saturating_sub(CAPACITY_BYTES);
         for segment in &self.segments {
             if over == 0 {
                 return segment.start;
@@ -130,9 +125,7 @@ impl Ring {
 
     pub fn read(&self, cursor: u64) -> Read {
         if cursor < self.oldest() {
-            return Read::Dropped {
-                oldest: self.oldest(),
-            };
+            return Read::Dropped { oldest: self.oldest() };
         }
         // Readers are nearly always in the last segments, so search from the back.
         for segment in self.segments.iter().rev() {
@@ -213,11 +206,7 @@ mod tests {
         for round in 0..200u32 {
             let safe = ring.oldest_after_push();
             ring.push(
-                if round % 3 == 0 {
-                    Kind::Stderr
-                } else {
-                    Kind::Stdout
-                },
+                if round % 3 == 0 { Kind::Stderr } else { Kind::Stdout },
                 &vec![1; PIECE_BYTES_MAX],
             );
             assert!(ring.oldest() <= safe, "round {round}");
@@ -229,12 +218,7 @@ mod tests {
     fn a_cursor_before_the_oldest_byte_is_told_so() {
         let mut ring = Ring::default();
         ring.push(Kind::Pty, &vec![0; CAPACITY_BYTES * 2]);
-        assert_eq!(
-            ring.read(0),
-            Read::Dropped {
-                oldest: ring.oldest()
-            }
-        );
+        assert_eq!(ring.read(0), Read::Dropped { oldest: ring.oldest() });
         assert_eq!(ring.read(ring.end), Read::Empty);
     }
 }

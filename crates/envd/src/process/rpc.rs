@@ -101,22 +101,14 @@ impl From<SpawnError> for RpcError {
 impl From<InputError> for RpcError {
     fn from(error: InputError) -> Self {
         match &error {
-            InputError::Absent(_) | InputError::Closed => {
-                RpcError::new(Code::FailedPrecondition, error.to_string())
-            }
-            InputError::Write(source) => {
-                RpcError::new(Code::Internal, format!("{error}: {source}"))
-            }
+            InputError::Absent(_) | InputError::Closed => RpcError::new(Code::FailedPrecondition, error.to_string()),
+            InputError::Write(source) => RpcError::new(Code::Internal, format!("{error}: {source}")),
         }
     }
 }
 
 /// `Start`: the stream of a new process.
-pub async fn start(
-    daemon: &Rc<Daemon>,
-    call: &Call,
-    body: &[u8],
-) -> Result<ProcessStream, RpcError> {
+pub async fn start(daemon: &Rc<Daemon>, call: &Call, body: &[u8]) -> Result<ProcessStream, RpcError> {
     let request: StartRequest = call.parse(body)?;
     let order = Order {
         config: request.process.unwrap_or_default(),
@@ -222,12 +214,7 @@ pub struct InputStream {
 
 impl InputStream {
     /// One message: `start` chooses the process, `data` writes, `keepalive` does nothing.
-    pub async fn message(
-        &mut self,
-        daemon: &Daemon,
-        call: &Call,
-        body: &[u8],
-    ) -> Result<(), RpcError> {
+    pub async fn message(&mut self, daemon: &Daemon, call: &Call, body: &[u8]) -> Result<(), RpcError> {
         let request: StreamInputRequest = call.parse(body)?;
         if let Some(start) = request.start {
             self.process = Some(running(daemon, start.process)?);
@@ -267,10 +254,7 @@ fn selector(message: Option<SelectorMessage>) -> Result<Selector, RpcError> {
     match message.unwrap_or_default() {
         SelectorMessage { pid: Some(pid), .. } => Ok(Selector::Pid(pid)),
         SelectorMessage { tag: Some(tag), .. } => Ok(Selector::Tag(tag)),
-        _ => Err(RpcError::new(
-            Code::InvalidArgument,
-            "process needs a pid or a tag",
-        )),
+        _ => Err(RpcError::new(Code::InvalidArgument, "process needs a pid or a tag")),
     }
 }
 
@@ -295,9 +279,6 @@ fn signal_of(value: &serde_json::Value) -> Result<Signal, RpcError> {
     match (value.as_str(), value.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => Ok(Signal::KILL),
         (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => Ok(Signal::TERM),
-        _ => Err(RpcError::new(
-            Code::InvalidArgument,
-            format!("unknown signal {value}"),
-        )),
+        _ => Err(RpcError::new(Code::InvalidArgument, format!("unknown signal {value}"))),
     }
 }

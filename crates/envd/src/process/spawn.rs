@@ -101,14 +101,7 @@ pub fn spawn(plan: Plan) -> Result<Started, SpawnError> {
     let mut envp: Vec<*const c_char> = plan.env.iter().map(|entry| entry.as_ptr()).collect();
     envp.push(std::ptr::null());
     let (fds, terminal) = match &plan.stdio {
-        Stdio::Pipes {
-            stdin,
-            stdout,
-            stderr,
-        } => (
-            [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()],
-            false,
-        ),
+        Stdio::Pipes { stdin, stdout, stderr } => ([stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()], false),
         Stdio::Terminal(slave) => ([slave.as_raw_fd(); 3], true),
     };
     let mut child = Child {
@@ -185,10 +178,7 @@ unsafe fn prepare(child: &Child<'_>) -> Result<(), Failure> {
         // A session of its own: one process group to signal, and no controlling terminal of ours.
         libc::setsid();
         if child.terminal {
-            check(
-                libc::ioctl(child.fds[0], libc::TIOCSCTTY, 0).into(),
-                Step::Terminal,
-            )?;
+            check(libc::ioctl(child.fds[0], libc::TIOCSCTTY, 0).into(), Step::Terminal)?;
         }
         // The descriptors of this daemon are above 2 and close-on-exec, so nothing is overwritten here.
         for (target, fd) in child.fds.iter().enumerate() {
@@ -216,16 +206,9 @@ unsafe fn prepare(child: &Child<'_>) -> Result<(), Failure> {
 unsafe fn write_oom_score() {
     // SAFETY: constant C strings; the descriptor is closed again.
     unsafe {
-        let fd = libc::open(
-            c"/proc/self/oom_score_adj".as_ptr(),
-            libc::O_WRONLY | libc::O_CLOEXEC,
-        );
+        let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if fd >= 0 {
-            libc::write(
-                fd,
-                OOM_SCORE_ADJ.as_ptr().cast(),
-                OOM_SCORE_ADJ.count_bytes(),
-            );
+            libc::write(fd, OOM_SCORE_ADJ.as_ptr().cast(), OOM_SCORE_ADJ.count_bytes());
             libc::close(fd);
         }
     }
@@ -266,13 +249,7 @@ unsafe fn exec_first(child: &mut Child<'_>) -> Failure {
             *first = candidate.argv0.as_ptr();
         }
         // SAFETY: null-terminated arrays of live C strings.
-        unsafe {
-            libc::execve(
-                candidate.path.as_ptr(),
-                child.argv.as_ptr(),
-                child.envp.as_ptr(),
-            )
-        };
+        unsafe { libc::execve(candidate.path.as_ptr(), child.argv.as_ptr(), child.envp.as_ptr()) };
         let errno = last(Step::Exec).errno;
         match errno {
             libc::ENOENT | libc::ENOTDIR => {}

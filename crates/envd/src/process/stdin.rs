@@ -104,8 +104,7 @@ impl Input {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        rustix::termios::tcsetwinsize(fd.get_ref(), size)
-            .map_err(|error| InputError::Write(error.into()))
+        rustix::termios::tcsetwinsize(fd.get_ref(), size).map_err(|error| InputError::Write(error.into()))
     }
 
     fn open_fd(&self, channel: Channel) -> Result<Rc<AsyncFd<OwnedFd>>, InputError> {

@@ -31,15 +31,7 @@ pub fn open_pipes(stdin: bool) -> Result<Opened, SpawnError> {
         .and_then(|()| set_nonblocking(&err_read))
         .map_err(SpawnError::Pipe)?;
     let outputs = vec![(Kind::Stdout, out_read), (Kind::Stderr, err_read)];
-    Ok((
-        Stdio::Pipes {
-            stdin,
-            stdout,
-            stderr,
-        },
-        input,
-        outputs,
-    ))
+    Ok((Stdio::Pipes { stdin, stdout, stderr }, input, outputs))
 }
 
 /// /dev/null, or what behaves the same for a reader where the image's /dev could not be made.
@@ -81,9 +73,5 @@ pub fn open_terminal((cols, rows): (u16, u16), user: &User) -> Result<Opened, Sp
     };
     let (master, slave) = open().map_err(|error| SpawnError::Terminal(error.into()))?;
     let input = master.try_clone().map_err(SpawnError::Terminal)?;
-    Ok((
-        Stdio::Terminal(slave),
-        Some(input),
-        vec![(Kind::Pty, master)],
-    ))
+    Ok((Stdio::Terminal(slave), Some(input), vec![(Kind::Pty, master)]))
 }

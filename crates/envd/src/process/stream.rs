@@ -118,11 +118,7 @@ pub struct ProcessStream {
 
 impl std::fmt::Debug for ProcessStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "ProcessStream(pid {}, cursor {})",
-            self.process.pid, self.cursor
-        )
+        write!(f, "ProcessStream(pid {}, cursor {})", self.process.pid, self.cursor)
     }
 }
 
@@ -138,9 +134,7 @@ impl ProcessStream {
             starter: options.starter,
             keepalive: options.keepalive.unwrap_or(KEEPALIVE_DEFAULT),
             keepalive_timer: None,
-            deadline_timer: options
-                .deadline
-                .map(|after| Box::pin(tokio::time::sleep(after))),
+            deadline_timer: options.deadline.map(|after| Box::pin(tokio::time::sleep(after))),
             process,
         }
     }
@@ -148,10 +142,7 @@ impl ProcessStream {
     /// Moves what is available into `out`.
     fn collect(&mut self, out: &mut BytesMut) {
         if matches!(self.phase, Phase::Begin) {
-            let event = format!(
-                "{{\"event\":{{\"start\":{{\"pid\":{}}}}}}}",
-                self.process.pid
-            );
+            let event = format!("{{\"event\":{{\"start\":{{\"pid\":{}}}}}}}", self.process.pid);
             connect::put_message(out, event.as_bytes());
             self.phase = Phase::Live;
         }
@@ -170,9 +161,7 @@ impl ProcessStream {
                 },
                 Read::Dropped { oldest } => {
                     let lost = oldest - self.cursor;
-                    let text = format!(
-                        "this stream was read too slowly: {lost} bytes of output were dropped"
-                    );
+                    let text = format!("this stream was read too slowly: {lost} bytes of output were dropped");
                     RpcError::new(Code::Aborted, text).put_end(out);
                     self.phase = Phase::Done;
                 }
@@ -194,11 +183,7 @@ impl ProcessStream {
         if let Some(timer) = &mut self.deadline_timer
             && timer.as_mut().poll(cx).is_ready()
         {
-            RpcError::new(
-                Code::DeadlineExceeded,
-                "the deadline of this stream has passed",
-            )
-            .put_end(out);
+            RpcError::new(Code::DeadlineExceeded, "the deadline of this stream has passed").put_end(out);
             self.phase = Phase::Done;
             return;
         }
@@ -226,10 +211,7 @@ impl Body for ProcessStream {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         if matches!(self.phase, Phase::Done) {
             return Poll::Ready(None);
         }
@@ -283,12 +265,7 @@ fn put_end(out: &mut BytesMut, end: &super::End, starter: bool) {
     if let (Some(error), Some(fields)) = (&end.error, event.as_object_mut()) {
         fields.insert("error".into(), error.as_str().into());
     }
-    connect::put_message(
-        out,
-        serde_json::json!({"event": {"end": event}})
-            .to_string()
-            .as_bytes(),
-    );
+    connect::put_message(out, serde_json::json!({"event": {"end": event}}).to_string().as_bytes());
     connect::put_end_ok(out);
 }
 

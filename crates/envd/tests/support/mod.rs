@@ -70,12 +70,7 @@ impl Envd {
 
     pub fn init(&self, message: &Value) {
         let answer = self.post("/init", &[], message.to_string().as_bytes());
-        assert_eq!(
-            answer.status,
-            204,
-            "{}",
-            String::from_utf8_lossy(&answer.body)
-        );
+        assert_eq!(answer.status, 204, "{}", String::from_utf8_lossy(&answer.body));
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -85,13 +80,7 @@ impl Envd {
         stream
     }
 
-    pub fn request(
-        &self,
-        method: &str,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: &[u8],
-    ) -> Answer {
+    pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut stream = self.connect();
         send_head(&mut stream, method, path, headers, Some(body.len()));
         // A refused body may be cut off; the answer says why.
@@ -103,11 +92,7 @@ impl Envd {
         } else {
             read_body(&mut reader, &headers)
         };
-        Answer {
-            status,
-            headers,
-            body,
-        }
+        Answer { status, headers, body }
     }
 
     pub fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
@@ -132,11 +117,7 @@ impl Envd {
 
     pub fn try_call(&self, method: &str, message: &Value) -> Answer {
         let headers = [("content-type", "application/json")];
-        self.post(
-            &format!("/{method}"),
-            &headers,
-            message.to_string().as_bytes(),
-        )
+        self.post(&format!("/{method}"), &headers, message.to_string().as_bytes())
     }
 
     /// Code of a unary call that is expected to fail.
@@ -151,13 +132,7 @@ impl Envd {
         let mut all = vec![("content-type", "application/connect+json")];
         all.extend_from_slice(headers);
         let body = envelope(message);
-        send_head(
-            &mut stream,
-            "POST",
-            &format!("/{method}"),
-            &all,
-            Some(body.len()),
-        );
+        send_head(&mut stream, "POST", &format!("/{method}"), &all, Some(body.len()));
         stream.write_all(&body).unwrap();
         Events::open(stream)
     }
@@ -184,13 +159,7 @@ pub fn envelope(message: &Value) -> Vec<u8> {
     out
 }
 
-pub fn send_head(
-    stream: &mut TcpStream,
-    method: &str,
-    path: &str,
-    headers: &[(&str, &str)],
-    length: Option<usize>,
-) {
+pub fn send_head(stream: &mut TcpStream, method: &str, path: &str, headers: &[(&str, &str)], length: Option<usize>) {
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n");
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
@@ -203,9 +172,7 @@ pub fn send_head(
 }
 
 pub fn send_chunk(stream: &mut TcpStream, bytes: &[u8]) {
-    stream
-        .write_all(format!("{:x}\r\n", bytes.len()).as_bytes())
-        .unwrap();
+    stream.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).unwrap();
     stream.write_all(bytes).unwrap();
     stream.write_all(b"\r\n").unwrap();
 }
@@ -250,8 +217,7 @@ fn read_body(reader: &mut impl BufRead, headers: &[(String, String)]) -> Vec<u8>
 fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
-    let length =
-        usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("stream cut: {line:?}"));
+    let length = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("stream cut: {line:?}"));
     let mut chunk = vec![0; length + 2];
     reader.read_exact(&mut chunk).unwrap();
     chunk.truncate(length);
@@ -283,9 +249,7 @@ pub struct Finished {
 
 impl Finished {
     pub fn exit_code(&self) -> i64 {
-        self.end
-            .as_ref()
-            .unwrap_or_else(|| panic!("no end: {self:?}"))["exitCode"]
+        self.end.as_ref().unwrap_or_else(|| panic!("no end: {self:?}"))["exitCode"]
             .as_i64()
             .unwrap()
     }
@@ -334,9 +298,8 @@ impl Events {
                 }
             }
             assert!(!self.is_whole, "no end frame");
-            self.buffer.extend(
-                read_chunk(&mut self.reader).expect("the stream ended without an end frame"),
-            );
+            self.buffer
+                .extend(read_chunk(&mut self.reader).expect("the stream ended without an end frame"));
         }
     }
 

@@ -2,10 +2,7 @@
 //!
 //! Guests and clients are plain sockets with hand-written HTTP, because the tests are about exact bytes and resets.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test ends where something unexpected happens"
-)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::collections::HashMap;
@@ -44,10 +41,7 @@ pub struct Answers {
 
 impl Answers {
     pub fn set(&self, id: &str, port: u16, body: String) {
-        self.bodies
-            .lock()
-            .unwrap()
-            .insert((id.to_owned(), port), body);
+        self.bodies.lock().unwrap().insert((id.to_owned(), port), body);
     }
 
     pub fn asked(&self) -> usize {
@@ -76,12 +70,7 @@ pub fn target(guest: SocketAddr, generation: u64) -> String {
     guarded(guest, generation, None, None)
 }
 
-pub fn guarded(
-    guest: SocketAddr,
-    generation: u64,
-    token: Option<&str>,
-    mask: Option<&str>,
-) -> String {
+pub fn guarded(guest: SocketAddr, generation: u64, token: Option<&str>, mask: Option<&str>) -> String {
     serde_json::json!({"address": guest.ip(), "port": guest.port(), "generation": generation,
         "traffic_token": token, "host_mask": mask})
     .to_string()
@@ -154,18 +143,12 @@ impl World {
     }
 
     pub async fn control(&self, method: &str, path: &str, body: &str) -> serde_json::Value {
-        control(&self.path("proxy.sock"), method, path, body)
-            .await
-            .unwrap()
+        control(&self.path("proxy.sock"), method, path, body).await.unwrap()
     }
 
     pub async fn withdraw(&self, generation: u64) -> serde_json::Value {
-        self.control(
-            "POST",
-            "/withdraw",
-            &format!(r#"{{"generations":[{generation}]}}"#),
-        )
-        .await
+        self.control("POST", "/withdraw", &format!(r#"{{"generations":[{generation}]}}"#))
+            .await
     }
 
     pub fn memory_kib(&self, field: &str) -> u64 {
@@ -176,9 +159,7 @@ impl World {
 }
 
 pub fn get_request(id: &str, port: u16, path: &str) -> String {
-    format!(
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n"
-    )
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n")
 }
 
 async fn wait_for_listener(socket: &Path) -> SocketAddr {
@@ -193,12 +174,7 @@ async fn wait_for_listener(socket: &Path) -> SocketAddr {
     .await
 }
 
-pub async fn control(
-    socket: &Path,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> io::Result<serde_json::Value> {
+pub async fn control(socket: &Path, method: &str, path: &str, body: &str) -> io::Result<serde_json::Value> {
     let mut stream = UnixStream::connect(socket).await?;
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: proxy\r\nContent-Length: {}\r\n\r\n{body}",
@@ -232,10 +208,7 @@ fn start_resolver(socket: &Path, answers: Arc<Answers>) {
 }
 
 pub fn ok(body: &str) -> String {
-    format!(
-        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
 /// A guest port: runs `serve` for each connection.
@@ -372,9 +345,7 @@ pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Reque
 }
 
 pub async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
-    let head = read_head(stream)
-        .await
-        .expect("the connection ended before a reply");
+    let head = read_head(stream).await.expect("the connection ended before a reply");
     let body = read_body(stream, &head).await;
     Reply { head, body }
 }

@@ -168,14 +168,11 @@ pub fn encode_error(id: u64, kind: ErrorKind, message: &str) -> Vec<u8> {
 }
 
 /// Reads an answer whose good half is a `T`.
-pub fn decode_answer<T: DeserializeOwned>(
-    body: &[u8],
-) -> Result<(u64, Outcome<T>), serde_json::Error> {
+pub fn decode_answer<T: DeserializeOwned>(body: &[u8]) -> Result<(u64, Outcome<T>), serde_json::Error> {
     let answer: Answer<T> = serde_json::from_slice(body)?;
     Ok((answer.id, answer.outcome))
 }
 
 fn encode<T: Serialize>(answer: &T) -> Vec<u8> {
-    serde_json::to_vec(answer)
-        .unwrap_or_else(|error| unreachable!("an answer is always JSON: {error}"))
+    serde_json::to_vec(answer).unwrap_or_else(|error| unreachable!("an answer is always JSON: {error}"))
 }

@@ -40,8 +40,7 @@ pub fn write_frame(stream: &mut impl Write, body: &[u8]) -> Result<(), FrameErro
     if body.len() > FRAME_BYTES_MAX {
         return Err(FrameError::TooLong { length: body.len() });
     }
-    let length =
-        u32::try_from(body.len()).map_err(|_| FrameError::TooLong { length: body.len() })?;
+    let length = u32::try_from(body.len()).map_err(|_| FrameError::TooLong { length: body.len() })?;
     let mut frame = Vec::with_capacity(4 + body.len());
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(body);
@@ -81,19 +80,13 @@ mod tests {
             read_frame(&mut &b"\x02\0\0\0{"[..]),
             Err(FrameError::Truncated)
         ));
-        assert!(matches!(
-            read_frame(&mut &b"\x02\0"[..]),
-            Err(FrameError::Truncated)
-        ));
+        assert!(matches!(read_frame(&mut &b"\x02\0"[..]), Err(FrameError::Truncated)));
     }
 
     #[test]
     fn a_length_over_the_limit_is_refused_before_anything_is_allocated() {
         let head = u32::MAX.to_le_bytes();
-        assert!(matches!(
-            read_frame(&mut &head[..]),
-            Err(FrameError::TooLong { .. })
-        ));
+        assert!(matches!(read_frame(&mut &head[..]), Err(FrameError::TooLong { .. })));
         assert!(matches!(
             write_frame(&mut Vec::new(), &vec![0; FRAME_BYTES_MAX + 1]),
             Err(FrameError::TooLong { .. })

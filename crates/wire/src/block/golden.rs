@@ -8,9 +8,7 @@ const GOLDEN: &str = include_str!("../../../../spec/wire/block.golden");
 
 /// Lines are `name<TAB>body`; `#` starts a comment.
 fn lines() -> Vec<(&'static str, &'static str)> {
-    let lines = GOLDEN
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = GOLDEN.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| line.split_once('\t').expect("name, tab, body"))
         .collect()
@@ -19,11 +17,9 @@ fn lines() -> Vec<(&'static str, &'static str)> {
 fn answer_is_stable<T: Serialize + DeserializeOwned>(name: &str, body: &str) {
     match decode_answer::<T>(body.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}")) {
         (id, Outcome::Ok(ok)) => assert_eq!(encode_ok(id, &ok), body.as_bytes(), "{name}"),
-        (id, Outcome::Error(error)) => assert_eq!(
-            encode_error(id, error.kind, &error.message),
-            body.as_bytes(),
-            "{name}"
-        ),
+        (id, Outcome::Error(error)) => {
+            assert_eq!(encode_error(id, error.kind, &error.message), body.as_bytes(), "{name}")
+        }
     }
 }
 
@@ -33,8 +29,7 @@ fn every_message_has_its_golden_bytes() {
         match name.strip_prefix("ok.") {
             None if name.starts_with("error.") => answer_is_stable::<Empty>(name, body),
             None => {
-                let request = Request::decode(body.as_bytes())
-                    .unwrap_or_else(|error| panic!("{name}: {error}"));
+                let request = Request::decode(body.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));
                 assert_eq!(serde_json::to_string(&request).unwrap(), body, "{name}");
             }
             Some("hello") => answer_is_stable::<HelloOk>(name, body),
@@ -47,9 +42,7 @@ fn every_message_has_its_golden_bytes() {
             Some("merge") => answer_is_stable::<MergeOk>(name, body),
             Some("import_raw") => answer_is_stable::<ImportRawOk>(name, body),
             Some("stats") => answer_is_stable::<StatsOk>(name, body),
-            Some("unexport" | "sync" | "capture_cancel" | "shutdown") => {
-                answer_is_stable::<Empty>(name, body)
-            }
+            Some("unexport" | "sync" | "capture_cancel" | "shutdown") => answer_is_stable::<Empty>(name, body),
             Some(other) => panic!("the golden file names an unknown operation {other}"),
         }
     }
@@ -75,10 +68,7 @@ fn no_operation_and_no_error_kind_lacks_a_golden_line() {
         "stats",
         "shutdown",
     ] {
-        assert!(
-            names.contains(&operation),
-            "{operation} has no golden request"
-        );
+        assert!(names.contains(&operation), "{operation} has no golden request");
         assert!(
             names.contains(&format!("ok.{operation}").as_str()),
             "{operation} has no golden answer"

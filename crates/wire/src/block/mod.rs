@@ -9,14 +9,13 @@ mod frame;
 mod operation;
 
 pub use answer::{
-    AbandonOk, CaptureFinishOk, CaptureStartOk, Empty, ErrorBody, ErrorKind, ExportInfo,
-    ExportKind, ExportOk, ExportsOk, HelloOk, ImportRawOk, MergeOk, Outcome, SealDiskOk, StatsOk,
-    decode_answer, encode_error, encode_ok,
+    AbandonOk, CaptureFinishOk, CaptureStartOk, Empty, ErrorBody, ErrorKind, ExportInfo, ExportKind, ExportOk,
+    ExportsOk, HelloOk, ImportRawOk, MergeOk, Outcome, SealDiskOk, StatsOk, decode_answer, encode_error, encode_ok,
 };
 pub use frame::{FRAME_BYTES_MAX, FrameError, read_frame, write_frame};
 pub use operation::{
-    BadRequest, CaptureStart, ExportDisk, ExportMemory, Hold, ImportRaw, Job, Merge, Name,
-    Operation, Request, SealDisk, Sync,
+    BadRequest, CaptureStart, ExportDisk, ExportMemory, Hold, ImportRaw, Job, Merge, Name, Operation, Request,
+    SealDisk, Sync,
 };
 
 /// The protocol's number, answered by `hello`; it changes when an old client could no longer talk to a new daemon.

@@ -134,9 +134,7 @@ impl Request {
                 reason: error.to_string(),
             }
         };
-        let id = serde_json::from_slice::<Envelope>(body)
-            .map_err(bad(None))?
-            .id;
+        let id = serde_json::from_slice::<Envelope>(body).map_err(bad(None))?.id;
         let operation = serde_json::from_slice::<Operation>(body).map_err(bad(Some(id)))?;
         Ok(Request { id, operation })
     }
