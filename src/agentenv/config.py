@@ -91,6 +91,9 @@ class SandboxConfig:
     )
     timeout_s_max: int = whole_setting(30 * _DAY_S, 1, 365 * _DAY_S, "Longest time to live that a request may ask for.")
     on_timeout: str = text_setting("pause", "What expiry does where the request does not say.", ("pause", "kill"))
+    pause_linger_s: float = seconds_setting(
+        5.0, 0.0, 3_600.0, "How long a halted VM is kept after its pause is durable; a resume by it takes milliseconds."
+    )
     fork_count_max: int = whole_setting(100, 1, 1_000, "Most children of one fork request.")
     live_count_max: int = whole_setting(1_000, 1, 100_000, "Most sandboxes that hold a VMM at the same time.")
     start_concurrency_max: int = whole_setting(4, 1, 256, "Starts and resumes that run at the same time.")

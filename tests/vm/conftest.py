@@ -78,7 +78,7 @@ class NodeUnderTest:
 @pytest.fixture(scope="session")
 def node() -> Iterator[NodeUnderTest]:
     # Warm clones are a sandbox's remains to `leftovers`; `test_warm_clones` has a node that makes them.
-    with temporary_node("test", AENV_POOL_WARM_PER_TEMPLATE="0") as running:
+    with temporary_node("test", AENV_POOL_WARM_PER_TEMPLATE="0", AENV_SANDBOX_PAUSE_LINGER_S="0") as running:
         os.environ.update(running.environment())
         run_dir = load(None, {"AENV_SERVER_STATE_DIR": str(running.state_dir)}).run_dir
         with httpx.Client(base_url=running.api_url, headers={"X-API-KEY": running.api_key}, timeout=60) as api:

@@ -19,9 +19,12 @@ class Phase(enum.StrEnum):
     HELD_CAPTURED = "held_captured"
     # The capture failed (disk full, I/O error): still held, tried again later.
     HELD_WAITING = "held_waiting"
+    # Durable already, and the stopped VMM is kept a little longer, because a resume often comes soon.
+    LINGERING = "lingering"
     # Durable: everything is fsynced in the repository and no VMM exists.
     PAUSED = "paused"
     RESUMING_HELD = "resuming_held"
+    RESUMING_LINGERED = "resuming_lingered"
     RESUMING = "resuming"
     SNAPSHOTTING = "snapshotting"
     FORKING = "forking"
@@ -52,6 +55,7 @@ class Event(enum.StrEnum):
     RETRY_DUE = "retry_due"
     COMMITTED = "committed"
     COMMIT_FAILED = "commit_failed"
+    LINGERED = "lingered"
     RESUMED = "resumed"
     RESUME_UNDONE = "resume_undone"
     SNAPSHOT_ENDED = "snapshot_ended"
@@ -89,6 +93,7 @@ class Action(enum.StrEnum):
     HOLD = "hold"
     CAPTURE = "capture"
     COMMIT_PAUSE = "commit_pause"
+    LINGER = "linger"
     RELEASE_VMM = "release_vmm"
     RETRY_CAPTURE_LATER = "retry_capture_later"
     CONTINUE_HELD = "continue_held"

@@ -43,8 +43,10 @@ PUBLIC_STATE: Final[Mapping[Phase, SandboxState]] = MappingProxyType(
         Phase.HELD_CAPTURING: SandboxState.PAUSED,
         Phase.HELD_CAPTURED: SandboxState.PAUSED,
         Phase.HELD_WAITING: SandboxState.PAUSED,
+        Phase.LINGERING: SandboxState.PAUSED,
         Phase.PAUSED: SandboxState.PAUSED,
         Phase.RESUMING_HELD: SandboxState.RESUMING,
+        Phase.RESUMING_LINGERED: SandboxState.RESUMING,
         Phase.RESUMING: SandboxState.RESUMING,
         Phase.SNAPSHOTTING: SandboxState.SNAPSHOTTING,
         Phase.FORKING: SandboxState.FORKING,
@@ -64,7 +66,9 @@ WITH_VMM: Final = frozenset(
         Phase.HELD_CAPTURING,
         Phase.HELD_CAPTURED,
         Phase.HELD_WAITING,
+        Phase.LINGERING,
         Phase.RESUMING_HELD,
+        Phase.RESUMING_LINGERED,
         Phase.RESUMING,
         Phase.SNAPSHOTTING,
         Phase.FORKING,
@@ -125,13 +129,14 @@ def _add_running(table: _Table) -> None:
 def _add_transient(table: _Table) -> None:
     """Phases in which one operation runs: requests join it or wait for it."""
     busy = (Event.PAUSE, Event.RESUME, Event.SNAPSHOT, Event.FORK)
-    for phase in (Phase.CREATING, Phase.PAUSING, Phase.RESUMING_HELD, Phase.RESUMING):
+    resuming = (Phase.RESUMING_HELD, Phase.RESUMING_LINGERED, Phase.RESUMING)
+    for phase in (Phase.CREATING, Phase.PAUSING, *resuming):
         _requests(table, phase, Verdict.WAIT, *busy)
     for phase in (Phase.SNAPSHOTTING, Phase.FORKING):
         _requests(table, phase, Verdict.WAIT, Event.PAUSE, Event.SNAPSHOT, Event.FORK)
         _requests(table, phase, Verdict.DONE, Event.RESUME)
         table[phase, Event.SOURCE_LOST] = Transition(Phase.KILLING, _END)
-    for phase in (Phase.RESUMING_HELD, Phase.RESUMING):
+    for phase in resuming:
         _requests(table, phase, Verdict.JOIN, Event.RESUME)
         table[phase, Event.RESUMED] = Transition(Phase.RUNNING)
     _requests(table, Phase.PAUSING, Verdict.JOIN, Event.PAUSE)
@@ -153,7 +158,7 @@ def _add_transient(table: _Table) -> None:
 
 def _add_paused(table: _Table) -> None:
     held = (Phase.HELD_CAPTURING, Phase.HELD_CAPTURED, Phase.HELD_WAITING)
-    for phase in (*held, Phase.PAUSED):
+    for phase in (*held, Phase.LINGERING, Phase.PAUSED):
         _deny(table, phase, Denial.ALREADY_PAUSED, Event.PAUSE)
         _deny(table, phase, Denial.NOT_RUNNING, Event.FORK)
     for phase in held:
@@ -164,11 +169,25 @@ def _add_paused(table: _Table) -> None:
     _requests(table, Phase.HELD_CAPTURED, Verdict.WAIT, Event.RESUME)
     table[Phase.HELD_CAPTURING, Event.CAPTURED] = Transition(Phase.HELD_CAPTURED, (Action.COMMIT_PAUSE,))
     table[Phase.HELD_CAPTURING, Event.CAPTURE_FAILED] = Transition(Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,))
-    table[Phase.HELD_CAPTURED, Event.COMMITTED] = Transition(Phase.PAUSED, (Action.RELEASE_VMM,))
+    table[Phase.HELD_CAPTURED, Event.COMMITTED] = Transition(Phase.LINGERING, (Action.LINGER,))
     table[Phase.HELD_CAPTURED, Event.COMMIT_FAILED] = Transition(Phase.HELD_WAITING, (Action.RETRY_CAPTURE_LATER,))
     table[Phase.HELD_WAITING, Event.RETRY_DUE] = Transition(Phase.HELD_CAPTURING, (Action.CAPTURE,))
+    _add_lingering(table)
     table[Phase.PAUSED, Event.RESUME] = Transition(Phase.RESUMING, (Action.RESTORE,))
     table[Phase.PAUSED, Event.SNAPSHOT] = Transition(Phase.PAUSED, (Action.COPY_PAUSE,))
+
+
+def _add_lingering(table: _Table) -> None:
+    """The pause is durable: whatever becomes of the VMM that is still there, the sandbox is paused."""
+    release = Transition(Phase.PAUSED, (Action.CANCEL_WORK, Action.RELEASE_VMM))
+    lingering, resuming = Phase.LINGERING, Phase.RESUMING_LINGERED
+    table[lingering, Event.LINGERED] = Transition(Phase.PAUSED, (Action.RELEASE_VMM,))
+    table[lingering, Event.VMM_EXITED] = release
+    table[lingering, Event.RESUME] = Transition(resuming, (Action.CANCEL_WORK, Action.CONTINUE_HELD))
+    snapshot = (Action.CANCEL_WORK, Action.RELEASE_VMM, Action.COPY_PAUSE)
+    table[lingering, Event.SNAPSHOT] = Transition(Phase.PAUSED, snapshot)
+    table[resuming, Event.RESUME_UNDONE] = Transition(Phase.PAUSED, (Action.RELEASE_VMM,))
+    table[resuming, Event.VMM_EXITED] = release
 
 
 def _add_ending(table: _Table) -> None:

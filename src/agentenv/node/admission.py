@@ -42,6 +42,10 @@ class Admission:
         """Whether starts are waiting for their turn or all turns are taken: no time for background work."""
         return self._waiting > 0 or self._slots.locked()
 
+    def has_memory_to_spare(self) -> bool:
+        """Whether memory may be kept for convenience: well above what new sandboxes are refused for."""
+        return self._memory_available_mib() > 2 * self._limits.memory_reserve_mib
+
     def check_fits(self, resources: Resources) -> None:
         """Raises `InvalidRequest` for a machine that this node could never run."""
         usable = self._limits.memory_total_mib - self._limits.memory_reserve_mib

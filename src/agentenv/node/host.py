@@ -75,6 +75,8 @@ class Host:
     proxy: Withdrawals
     guest: GuestCalls
     boot_id: str
+    # How long a halted VMM is kept after its pause has become durable.
+    pause_linger_s: float
     # Set by the node: asks for a collection of unneeded layers soon.
     collect_soon: Callable[[], None]
     # Layers that are being written and that no record names yet; the collector leaves them alone.

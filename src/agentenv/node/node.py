@@ -425,6 +425,8 @@ _PAUSE_SAFETY: Final = {
     Phase.HELD_CAPTURING: "held",
     Phase.HELD_CAPTURED: "held",
     Phase.HELD_WAITING: "held",
+    # It would survive a power loss, but "durable" also says that the host has its memory back.
+    Phase.LINGERING: "held",
     Phase.PAUSED: "durable",
 }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agentenv.errors import AenvError, Conflict, OperationFailed, SandboxNotFound
-from agentenv.lifecycle import PUBLIC_STATE, WITH_VMM, Action, Denial, Event, Machine, Phase, Verdict
+from agentenv.lifecycle import PUBLIC_STATE, TABLE, WITH_VMM, Action, Denial, Event, Machine, Phase, Verdict
 from agentenv.model import ExpiryAction, MemoryStack, SandboxState, Tombstone
 from agentenv.network import Slot
 from agentenv.node.host import Host
@@ -322,9 +322,11 @@ class Owner:
 
     async def _wait_for_exit(self, vmm: Vmm) -> None:
         how = await vmm.wait_exit()
-        if self.vmm is vmm and self._machine.can(Event.VMM_EXITED):
+        if self.vmm is not vmm or not self._machine.can(Event.VMM_EXITED):
+            return
+        if TABLE[self._machine.phase, Event.VMM_EXITED].phase is Phase.KILLING:
             self.condemn("vmm_died", f"the VMM process {vmm.record.pid} ended by itself: {how}")
-            self.offer(Event.VMM_EXITED)
+        self.offer(Event.VMM_EXITED)
 
     def _expire(self) -> None:
         """The timer fired: look again, since the end may have moved and the phase too (both under one event loop)."""

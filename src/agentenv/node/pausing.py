@@ -3,6 +3,7 @@
 hold      VMM stopped, device state saved, room for the memory layer reserved: the pause can be answered
 capture   blockd reads the stopped VMM's dirty pages into a layer; beside it the disk is fsynced
 commit    the upper is sealed, everything fsynced, the record written: power may go
+linger    the halted VMM is kept a few seconds more, since a resume by it takes milliseconds
 release   the VMM is killed, its memory and slot given back
 """
 
@@ -77,13 +78,22 @@ async def commit_pause(owner: Owner, work: Work) -> Event:
             paths = repository.layer_paths([disk.layers[-1], memory.layers[-1]])
             await owner.host.block.sync([*paths, str(repository.state_path(manifest.device_state))])
             await asyncio.to_thread(repository.commit, manifest)
-            owner.update_durably(pause=manifest, pending=None, captured_memory=None)
+            # The VMM may go on after all: its next capture stores what differs from this one.
+            captured = memory if _extends(memory, owner.record.memory) else None
+            owner.update_durably(pause=manifest, pending=None, captured_memory=captured)
     except AenvError as error:
         log.warning("sandbox %s stays held, its pause cannot be committed: %s", owner.sandbox_id, error)
         if manifest is not None:
             owner.host.repository.remove(manifest.snapshot_id)
         return Event.COMMIT_FAILED
     return Event.COMMITTED
+
+
+async def linger(owner: Owner, work: Work) -> Event:
+    """Keep the halted VMM for a moment after the pause is durable, where memory allows. Cancelled by a resume."""
+    host = owner.host
+    await asyncio.sleep(host.pause_linger_s if host.admission.has_memory_to_spare() else 0.0)
+    return Event.LINGERED
 
 
 async def release_vmm(owner: Owner, work: Work) -> None:
@@ -184,6 +194,10 @@ async def _shortened(owner: Owner, ids: tuple[str, str]) -> tuple[DiskStack, Mem
         memory = await _merge(owner, memory, record.shared_memory_layers, ids[1])
     image = record.pending.memory_layer
     return DiskStack(record.disk.size_bytes, disk), MemoryStack(image, record.memory.size_bytes, memory)
+
+
+def _extends(captured: MemoryStack, mapped: MemoryStack) -> bool:
+    return captured.layers[: len(mapped.layers)] == mapped.layers
 
 
 async def _merge(owner: Owner, layers: tuple[str, ...], shared: int, into: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Plan:
 
 
 _UNDONE: Final = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SNAPSHOTTING, Phase.FORKING, Phase.RESUMING_HELD})
+_DURABLE: Final = frozenset({Phase.LINGERING, Phase.PAUSED, Phase.RESUMING_LINGERED, Phase.RESUMING})
 _HELD: Final = frozenset({Phase.HELD_CAPTURING, Phase.HELD_CAPTURED, Phase.HELD_WAITING})
 
 
@@ -55,7 +56,7 @@ def plan(phase: Phase, *, vmm_alive: bool, same_boot: bool, pause_committed: boo
         return Plan(
             Phase.KILLING, (Action.TEAR_DOWN,), reason="create_failed", detail="the server stopped during its start"
         )
-    if phase in {Phase.PAUSED, Phase.RESUMING} or (phase in _HELD and pause_committed):
+    if phase in _DURABLE or (phase in _HELD and pause_committed):
         # The durable pause is the truth; a VMM that still exists is a leftover of before or of a cut-short restore.
         return Plan(Phase.PAUSED, (Action.RELEASE_VMM,))
     if not vmm_alive:

@@ -124,23 +124,31 @@ async def restore(owner: Owner, work: Work) -> Event:
 
 
 async def continue_held(owner: Owner, work: Work) -> Event:
-    """Let the held VMM go on over the same upper; what a capture wrote so far is dropped."""
-    host, vmm = owner.host, owner.vmm
+    """Let the held VMM go on over the same upper; what a capture wrote so far is dropped.
+
+    While a durable pause stands behind it (the VMM lingered), any failure leads back to that pause.
+    """
+    host, vmm, pause = owner.host, owner.vmm, owner.record.pause
     assert vmm is not None
     await drop_capture(owner)
     try:
         owner.update(pending=None, generation=host.database.next_value(GENERATION_COUNTER))
         await vmm.cont()
         await greet(owner)
-        owner.update(end_at=_end_after(owner, work))
+        owner.update(end_at=_end_after(owner, work), pause=None)
     except (GuestError, StorageFull) as error:
         await vmm.stop()
         work.reject(error)
         return Event.RESUME_UNDONE
     except AenvError as error:
+        if pause is not None:
+            work.reject(error)
+            return Event.RESUME_UNDONE
         owner.condemn("resume_failed", str(error))
         work.reject(error)
         return Event.SOURCE_LOST
+    if pause is not None:
+        await asyncio.to_thread(host.repository.remove, pause.snapshot_id)
     host.collect_soon()
     work.resolve(True)
     return Event.RESUMED

@@ -20,6 +20,7 @@ STEPS: Final[Mapping[Action, Step]] = MappingProxyType(
         Action.HOLD: pausing.hold,
         Action.CAPTURE: pausing.capture,
         Action.COMMIT_PAUSE: pausing.commit_pause,
+        Action.LINGER: pausing.linger,
         Action.RELEASE_VMM: pausing.release_vmm,
         Action.RETRY_CAPTURE_LATER: pausing.retry_capture_later,
         Action.TAKE_SNAPSHOT: branching.take_snapshot,

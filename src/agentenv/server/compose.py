@@ -87,6 +87,7 @@ async def compose(config: Config) -> Composition:
         proxy=ProxyWithdrawals(proxy.control),
         guest=envd,
         boot_id=boot_id(),
+        pause_linger_s=config.sandbox.pause_linger_s,
         collect_soon=lambda: None,
     )
     node = Node(host, NodeSettings(config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain()))

@@ -50,8 +50,8 @@ def test_kill_is_accepted_in_every_phase_that_is_not_ending() -> None:
 
 
 def test_a_pause_passes_through_held_to_durable_and_releases_the_vmm_last() -> None:
-    machine = run(Phase.RUNNING, Event.PAUSE, Event.HELD, Event.CAPTURED)
-    row = machine.handle(Event.COMMITTED)
+    machine = run(Phase.RUNNING, Event.PAUSE, Event.HELD, Event.CAPTURED, Event.COMMITTED)
+    row = machine.handle(Event.LINGERED)
     assert machine.phase is Phase.PAUSED
     assert row.actions == (Action.RELEASE_VMM,)
 
@@ -151,3 +151,12 @@ def test_a_warm_clone_can_be_claimed_once_and_does_nothing_else() -> None:
     assert machine.handle(Event.CLAIM).actions == (Action.PERSONALISE,)
     assert machine.handle(Event.CLAIM).denial is Denial.NOT_WARM
     assert machine.handle(Event.STARTED).phase is Phase.RUNNING
+
+
+def test_a_lingering_vmm_may_go_on_and_its_death_loses_nothing() -> None:
+    paused = (Event.PAUSE, Event.HELD, Event.CAPTURED, Event.COMMITTED)
+    machine = run(Phase.RUNNING, *paused, Event.RESUME)
+    assert machine.phase is Phase.RESUMING_LINGERED
+    assert machine.handle(Event.RESUMED).phase is Phase.RUNNING
+    assert run(Phase.RUNNING, *paused, Event.VMM_EXITED).phase is Phase.PAUSED
+    assert run(Phase.RUNNING, *paused, Event.RESUME, Event.VMM_EXITED).phase is Phase.PAUSED

@@ -86,6 +86,7 @@ class World:
         self.clock = FakeClock()
         self.repository = Repository(root / "repository")
         self.boot_id = "boot-1"
+        self.pause_linger_s = 0.0
         self._dead_tasks: list[asyncio.Task[None]] = []
         self.node: Node
         self.host: Host
@@ -110,6 +111,7 @@ class World:
             proxy=self.proxy,
             guest=self.guest,
             boot_id=self.boot_id,
+            pause_linger_s=self.pause_linger_s,
             collect_soon=lambda: None,
         )
         self.node = Node(self.host, NodeSettings(10, warm, "fake"))

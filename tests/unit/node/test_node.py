@@ -336,3 +336,46 @@ async def test_a_warm_clone_that_died_is_replaced_by_a_start(world: World) -> No
     world.vmms.fail(Step.CONT, VmmError("planted"))
     view = await node.create(spec())
     assert view.state is SandboxState.RUNNING
+
+
+async def test_a_resume_soon_after_a_pause_goes_on_with_the_same_vmm(world: World, sandbox: SandboxView) -> None:
+    world.host.pause_linger_s = 60.0
+    [pid] = world.vmms.processes
+    for _ in range(3):
+        await world.node.pause(sandbox.sandbox_id)
+        await world.until(sandbox.sandbox_id, Phase.LINGERING)
+        assert world.node.get(sandbox.sandbox_id).pause_safety == "held"
+        assert (await world.node.connect(sandbox.sandbox_id, 60))[1]
+        assert list(world.vmms.processes) == [pid]
+        assert [m.kind for m in world.repository.load() if m.kind == "pause"] == []
+    await world.node.snapshot(sandbox.sandbox_id, None)
+
+
+async def test_a_lingering_vmm_that_dies_leaves_the_durable_pause(world: World, sandbox: SandboxView) -> None:
+    world.host.pause_linger_s = 60.0
+    await world.node.pause(sandbox.sandbox_id)
+    await world.until(sandbox.sandbox_id, Phase.LINGERING)
+    [pid] = world.vmms.processes
+    world.vmms.end(pid)
+    await world.until(sandbox.sandbox_id, Phase.PAUSED)
+    assert (await world.node.connect(sandbox.sandbox_id, 60))[1]
+
+
+async def test_a_lingering_vmm_that_does_not_go_on_falls_back_to_the_pause(world: World, sandbox: SandboxView) -> None:
+    world.host.pause_linger_s = 60.0
+    await world.node.pause(sandbox.sandbox_id)
+    await world.until(sandbox.sandbox_id, Phase.LINGERING)
+    world.vmms.fail(Step.CONT, VmmError("planted"))
+    with pytest.raises(VmmError):
+        await world.node.connect(sandbox.sandbox_id, 60)
+    await world.until(sandbox.sandbox_id, Phase.PAUSED)
+    assert (await world.node.connect(sandbox.sandbox_id, 60))[1]
+
+
+async def test_a_lingering_pause_can_be_snapshotted(world: World, sandbox: SandboxView) -> None:
+    world.host.pause_linger_s = 60.0
+    await world.node.pause(sandbox.sandbox_id)
+    await world.until(sandbox.sandbox_id, Phase.LINGERING)
+    result = await world.node.snapshot(sandbox.sandbox_id, None)
+    assert world.node.get(sandbox.sandbox_id).pause_safety == "durable"
+    assert (await world.node.create(spec(template=result.manifest.snapshot_id))).state is SandboxState.RUNNING
