@@ -9,7 +9,7 @@
 # CARGO_TARGET_DIR, AENV_BIN_DIR (where the binaries go).
 set -euo pipefail
 
-readonly RUST_MIN=1.85
+readonly RUST_MIN=1.88
 readonly KERNEL_MIN=6.8
 readonly KERNEL_FULL=6.9
 readonly PYTHON_MIN=3.11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,11 @@ def test_versions_are_compared_as_versions() -> None:
     assert (
         run("at_least 1.95.0 1.85 && at_least 1.85 1.85 && ! at_least 1.9 1.85 && ! at_least '' 1.85").returncode == 0
     )
+
+
+def test_set_up_asks_for_the_rust_of_the_workspace() -> None:
+    workspace = tomllib.loads((SETUP.parents[1] / "Cargo.toml").read_text())["workspace"]
+    assert run("echo $RUST_MIN").stdout.strip() == workspace["package"]["rust-version"]
 
 
 def test_checkouts_have_different_folders_for_programs(tmp_path: Path) -> None:
