@@ -21,8 +21,8 @@ import pytest
 ROOT: Final = Path(__file__).parents[2] / "src" / "agentenv"
 PACKAGE: Final = "agentenv"
 
-# Values that everybody may know.
-BASE: Final = frozenset({"errors", "model", "clock"})
+# Values and views of the host that everybody may know.
+BASE: Final = frozenset({"errors", "model", "clock", "processes"})
 BUILDING_BLOCKS: Final = frozenset({"vmm", "network", "block", "guest", "snapshots"})
 
 # What each folder (or top-level module) may import of the package, beside itself.
@@ -30,6 +30,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "__init__": frozenset(),
     "errors": frozenset(),
     "clock": frozenset(),
+    "processes": frozenset(),
     "_setting": frozenset({"errors"}),
     "config": frozenset({"errors", "_setting"}),
     "model": frozenset({"errors"}),
@@ -195,6 +196,7 @@ FORBIDDEN: Final = [
     ("cli.ls", "import structlog"),
     ("cli.config", "import starlette.applications"),
     ("errors", "from agentenv.model import ids"),
+    ("processes", "from agentenv.vmm import driver"),
     ("misc.helpers", "from agentenv.errors import AenvError"),
 ]
 

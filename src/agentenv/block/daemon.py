@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.block.client import BlockClient
-from agentenv.block.process import RecordedProcess, recorded
 from agentenv.block.wire import Hello
 from agentenv.errors import BlockError, HostUnsuitable
+from agentenv.processes import RecordedProcess, recorded
 
 PROTOCOL_VERSION: Final = 1
 START_S_MAX: Final = 20.0

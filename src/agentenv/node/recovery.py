@@ -7,9 +7,7 @@ runs, finish or undo what was half done, and remove what nobody owns (VMM proces
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import shutil
 import signal
 from collections.abc import Iterable
@@ -22,6 +20,7 @@ from agentenv.lifecycle import POOLED, Action, Phase
 from agentenv.model import DiskStack, SnapshotKind
 from agentenv.node.host import Host
 from agentenv.node.record import SandboxRecord, disk_export_name, memory_export_name
+from agentenv.processes import recorded
 from agentenv.vmm import Vmm
 
 log = logging.getLogger(__name__)
@@ -137,28 +136,9 @@ def _kill_unknown_vmms(runtime_root: Path, known: Iterable[str]) -> None:
         if directory.name in set(known):
             continue
         for launch_record in directory.glob("*.json"):
-            kill_recorded(launch_record)
+            if process := recorded(launch_record):
+                process.signal(signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def kill_recorded(launch_record: Path) -> None:
-    """SIGKILL the process of an aenv-launch record, if it is still that process."""
-    try:
-        record = json.loads(launch_record.read_bytes())
-        pid, ticks = int(record["pid"]), int(record["start_time_ticks"])
-        if process_start_ticks(pid) == ticks:
-            os.kill(pid, signal.SIGKILL)
-    except (OSError, ValueError, KeyError) as error:
-        log.info("no process for %s: %s", launch_record, error)
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat (proc(5)); with the pid it names a process, since pids are reused."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 async def let_go_on(vmm: Vmm) -> None:

@@ -13,7 +13,7 @@ from agentenv.block import BlockDaemon
 from agentenv.config import Config
 from agentenv.errors import HostUnsuitable
 from agentenv.network import destroy_all, node_tag
-from agentenv.server.daemon import recorded
+from agentenv.processes import recorded
 from agentenv.server.proxy import ProxyDaemon
 
 GONE_S_MAX: Final = 10.0

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.errors import AenvError, OperationFailed
+from agentenv.processes import RecordedProcess, recorded
 from agentenv.routing import ProxyControl
-from agentenv.server.daemon import DaemonProcess, launch, recorded
+from agentenv.server.daemon import launch
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ProxyDaemon:
             await process.stop(STOP_S_MAX)
         self._record.unlink(missing_ok=True)
 
-    async def _answering(self, process: DaemonProcess) -> None:
+    async def _answering(self, process: RecordedProcess) -> None:
         until = time.monotonic() + START_S_MAX
         while True:
             try:

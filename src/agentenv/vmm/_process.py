@@ -14,6 +14,7 @@ import signal
 import struct
 
 from agentenv.errors import VmmGone
+from agentenv.processes import start_time_ticks
 
 # ioctl PIDFD_GET_INFO on the 64-byte struct pidfd_info (Linux 6.13); PIDFD_INFO_EXIT fills exit_code (Linux 6.15).
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
@@ -22,17 +23,6 @@ _EXIT_CODE_OFFSET = 60
 # The kernel has the exit status only after init reaped the process, which follows the exit within microseconds.
 _REAP_ATTEMPTS = 20
 _REAP_PAUSE_S = 0.005
-
-
-def start_time_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, or None when there is no such process or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The command name may hold spaces and brackets; everything after the last bracket is plain.
-            fields = stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if len(fields) < 20 or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 async def readable(descriptor: int) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import HostUnsuitable, VmmError, VmmGone, VmmTimeout
+from agentenv.processes import start_time_ticks
 from agentenv.vmm._launch import LOG_TAIL_BYTES, launch, log_tail
-from agentenv.vmm._process import start_time_ticks
 
 
 def launcher(folder: Path, script: str) -> Path:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from agentenv.errors import VmmGone
-from agentenv.vmm._process import WatchedProcess, start_time_ticks
+from agentenv.processes import start_time_ticks
+from agentenv.vmm._process import WatchedProcess
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from agentenv.block.process import RecordedProcess, recorded
+from agentenv.processes import RecordedProcess, recorded, start_time_ticks
 
 
 def own_start_time() -> int:
@@ -20,6 +22,12 @@ def test_a_running_process_is_found_by_its_record(tmp_path: Path) -> None:
     """The record has the form of aenv-launch's."""
     record = tmp_path / "r.json"
     record.write_text(json.dumps({"pid": os.getpid(), "start_time_ticks": own_start_time(), "argv": ["x"]}))
+    assert recorded(record) == RecordedProcess(os.getpid(), own_start_time(), ("x",))
+
+
+def test_a_daemons_own_record_has_no_command_line(tmp_path: Path) -> None:
+    record = tmp_path / "r.json"
+    record.write_text(json.dumps({"pid": os.getpid(), "start_time_ticks": own_start_time()}))
     assert recorded(record) == RecordedProcess(os.getpid(), own_start_time())
 
 
@@ -37,3 +45,17 @@ def test_another_process_under_the_same_number_is_not_signalled() -> None:
     other = RecordedProcess(os.getpid(), own_start_time() - 1)
     assert not other.is_alive()
     other.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["obeys", "ignores SIGTERM"])
+def test_stop_ends_a_process_for_good(deaf: bool) -> None:
+    """It waits until the process is gone or a zombie: nobody but its parent can reap it."""
+    script = "trap '' TERM; echo; read" if deaf else "echo; read"
+    with subprocess.Popen(["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        ticks = start_time_ticks(child.pid)
+        assert ticks is not None
+        asyncio.run(RecordedProcess(child.pid, ticks).stop(0.05 if deaf else 10))
+        assert start_time_ticks(child.pid) is None
+    assert child.returncode == -(signal.SIGKILL if deaf else signal.SIGTERM)
