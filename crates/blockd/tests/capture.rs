@@ -65,6 +65,7 @@ impl Guest {
             parent: parent.to_owned(),
             layer: layer.to_owned(),
             hold,
+            base: None,
         })
     }
 }
@@ -173,6 +174,75 @@ fn check(
 }
 
 /// Every second page: thousands of ranges, more than any piece that they are handled in.
+#[test]
+fn a_capture_over_an_earlier_one_stores_what_differs_from_it() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let mut client = daemons.client();
+    let mut random = Random::new(11);
+    let size = 16 * MIB;
+    let mut guest = Guest::map(&client.memory("m", size, &[]).path, size);
+    let mut layers: Vec<String> = Vec::new();
+    for generation in 0..5 {
+        // Much is dirtied once; little changes between two captures, some of it back to zeros.
+        dirty(&mut guest, &mut random, if generation == 0 { 400 } else { 5 });
+        let layer = daemons.text(&format!("over{generation}"));
+        let mut start = guest.start("j", "m", &layer, Hold::Buffer);
+        if let Operation::CaptureStart(spec) = &mut start {
+            spec.base = Some(layers.clone());
+        }
+        let started: CaptureStartOk = client.ask(start);
+        assert!(started.based);
+        let finished: CaptureFinishOk = client.ask(finish("j"));
+        let stored = finished.data_bytes + finished.zero_bytes;
+        assert!(
+            generation == 0 || stored <= 40 * PAGE as u64,
+            "{stored} bytes for a small change"
+        );
+        assert_eq!(stored + finished.skipped_bytes, started.dirty_bytes);
+        layers.push(layer);
+        let image = client.memory(&format!("check{generation}"), size, &layers);
+        let mut read = vec![0; guest.length];
+        open(&image.path).read_exact_at(&mut read, 0).unwrap();
+        assert!(read == guest.bytes(), "generation {generation} differs");
+    }
+}
+
+#[test]
+fn a_base_with_a_page_that_was_given_back_is_not_used() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let mut client = daemons.client();
+    let size = 4 * MIB;
+    let mut guest = Guest::map(&client.memory("m", size, &[]).path, size);
+    guest.write_page(3, &[7; PAGE]);
+    guest.write_page(9, &[8; PAGE]);
+    let first = daemons.text("first");
+    let _: CaptureStartOk = client.ask(guest.start("j", "m", &first, Hold::Buffer));
+    let _: CaptureFinishOk = client.ask(finish("j"));
+    // SAFETY: the page is part of the guest's own mapping, and no slice of it is alive.
+    unsafe {
+        let page = guest.base.cast::<u8>().add(3 * PAGE).cast();
+        rustix::mm::madvise(page, PAGE, rustix::mm::Advice::LinuxDontNeed).unwrap();
+    }
+    let second = daemons.text("second");
+    let mut start = guest.start("j", "m", &second, Hold::Buffer);
+    if let Operation::CaptureStart(spec) = &mut start {
+        spec.base = Some(vec![first]);
+    }
+    let started: CaptureStartOk = client.ask(start);
+    assert!(!started.based);
+    let _: CaptureFinishOk = client.ask(finish("j"));
+    let image = client.memory("check", size, &[second]);
+    let mut read = vec![0; guest.length];
+    open(&image.path).read_exact_at(&mut read, 0).unwrap();
+    assert!(read == guest.bytes());
+}
+
 #[test]
 fn scattered_pages_are_captured_each_once() {
     if !host_can() {
@@ -384,6 +454,7 @@ impl GuestProcess {
             parent: "m".to_owned(),
             layer: layer.to_owned(),
             hold,
+            base: None,
         })
     }
 }

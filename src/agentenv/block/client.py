@@ -115,13 +115,17 @@ class BlockClient:
         parent: str,
         layer: str | Path,
         hold: Hold,
+        base: Sequence[str | Path] | None = None,
     ) -> wire.CaptureStarted:
         """Find what a *stopped* process wrote to its private mapping of export `parent`, and reserve the disk space.
 
         hold "buffer": the pages are copied when this returns and the process may go on; "process": it must stay
         stopped until the capture ends. Kind "busy" where the capture buffer has no room.
+        `base` are the layers of an earlier capture of this mapping, bottom first: where the answer says `based`, the
+        new layer lies upon them and holds what differs; else it lies upon the image.
         """
-        asked = wire.CaptureStart(job, pid, address, length_bytes, parent, str(layer), hold)
+        below = None if base is None else _paths(base)
+        asked = wire.CaptureStart(job, pid, address, length_bytes, parent, str(layer), hold, below)
         return await self._ask(asked, wire.CaptureStarted)
 
     async def capture_finish(self, job: str) -> wire.CaptureFinished:

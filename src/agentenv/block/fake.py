@@ -166,7 +166,7 @@ class FakeBlock(BlockClient):
         if not self.process_exists(asked.pid):
             raise _Refused("not_found", f"process {asked.pid} is gone")
         self._captures[asked.job] = asked
-        return wire.CaptureStarted(self.dirty_bytes, 1, 1)
+        return wire.CaptureStarted(self.dirty_bytes, 1, 1, asked.base is not None)
 
     def _capture_finish(self, asked: wire.CaptureFinish) -> wire.CaptureFinished:
         job = self._captures.pop(asked.job, None)

@@ -73,7 +73,7 @@ class SyncPaths(Operation, frozen=True, tag="sync"):
     paths: tuple[str, ...]
 
 
-class CaptureStart(Operation, frozen=True, tag="capture_start"):
+class CaptureStart(Operation, frozen=True, tag="capture_start", omit_defaults=True):
     """Find (and hold) the pages that a stopped process wrote to its mapping of an image."""
 
     job: str
@@ -83,6 +83,7 @@ class CaptureStart(Operation, frozen=True, tag="capture_start"):
     parent: str
     layer: str
     hold: Hold
+    base: tuple[str, ...] | None = None
 
 
 class CaptureFinish(Operation, frozen=True, tag="capture_finish"):
@@ -170,11 +171,12 @@ class SealResult(msgspec.Struct, frozen=True):
 
 
 class CaptureStarted(msgspec.Struct, frozen=True):
-    """What a capture will write at most, and how long the VMM had to stand still for it."""
+    """What a capture will write at most, how long the VMM had to stand still for it, and what it will lie upon."""
 
     dirty_bytes: int
     scan_us: int
     copy_us: int
+    based: bool = False
 
 
 class CaptureFinished(msgspec.Struct, frozen=True):

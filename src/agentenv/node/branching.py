@@ -10,19 +10,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from agentenv.errors import AenvError, OperationFailed
 from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_build_id, new_snapshot_id
+from agentenv.node.capturing import seal_upper, start_capture
 from agentenv.node.interface import SnapshotResult
 from agentenv.node.owner import Owner, Work
-from agentenv.node.pausing import seal_upper
-from agentenv.node.record import manifest_layer_ids, memory_export_name
+from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import new_layer_id
-
-# After so many captures of one VMM run on top of each other, the next one is written whole again.
-CAPTURE_CHAIN_LENGTH_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +112,10 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
     host.reserved_layers |= ids
     job = f"{owner.sandbox_id}-{memory_layer}"
     try:
-        disk, frozen_s = await _freeze(owner, job, memory_layer, state)
+        disk, below, frozen_s = await _freeze(owner, job, memory_layer, state)
         ids.add(disk.layers[-1])
         host.reserved_layers |= ids
-        memory = _captured_stack(owner, memory_layer)
+        memory = MemoryStack(memory_layer, below.size_bytes, (*below.layers, memory_layer))
         await host.block.capture_finish(job)
         owner.update(captured_memory=memory)
         yield BranchPoint(_manifest(owner, disk, memory, state, params), frozen_s)
@@ -130,8 +126,11 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
         host.reserved_layers -= ids
 
 
-async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tuple[DiskStack, float]:
-    """Everything that must be of one instant; returns the sealed disk and for how many seconds the source stood."""
+async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tuple[DiskStack, MemoryStack, float]:
+    """Everything that must be of one instant.
+
+    Returns the sealed disk, what the memory layer will lie upon, and for how many seconds the source stood.
+    """
     host, vmm = owner.host, owner.vmm
     assert vmm is not None
     started = host.clock.monotonic()
@@ -140,19 +139,10 @@ async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tupl
         await vmm.save_device_state(host.repository.state_path(state))
         await seal_upper(owner)
         disk = owner.record.disk
-        mapping = await vmm.memory_mapping()
-        await host.block.capture_start(
-            job,
-            pid=mapping.pid,
-            address=mapping.address,
-            length_bytes=mapping.length_bytes,
-            parent=memory_export_name(owner.record.memory.image_id),
-            layer=host.repository.layer_path(memory_layer),
-            hold="buffer",
-        )
+        below = await start_capture(owner, job, memory_layer, "buffer")
     finally:
         await _go_on(owner)
-    return disk, host.clock.monotonic() - started
+    return disk, below, host.clock.monotonic() - started
 
 
 async def _go_on(owner: Owner) -> None:
@@ -170,19 +160,6 @@ async def _drop_job(owner: Owner, job: str) -> None:
     except AenvError:
         # Not started, finished already, or blockd is new: either way nothing runs, and the file is collected.
         return
-
-
-def _capture_base(owner: Owner) -> MemoryStack | None:
-    """The last capture of this run, to store only what differs from it; None: all that differs from the image."""
-    last = owner.record.captured_memory
-    if last is None or len(last.layers) - len(owner.record.memory.layers) >= CAPTURE_CHAIN_LENGTH_MAX:
-        return None
-    return last
-
-
-def _captured_stack(owner: Owner, memory_layer: str) -> MemoryStack:
-    base = _capture_base(owner) or owner.record.memory
-    return MemoryStack(memory_layer, base.size_bytes, (*base.layers, memory_layer))
 
 
 def _manifest(

@@ -17,9 +17,10 @@ from typing import Final
 from agentenv.errors import AenvError, OperationFailed, VmmGone
 from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_snapshot_id
+from agentenv.node.capturing import seal_upper, start_capture
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import displace, reserved
-from agentenv.node.record import PendingCapture, memory_export_name
+from agentenv.node.record import PendingCapture
 from agentenv.node.starting import drop_capture
 from agentenv.snapshots import new_layer_id
 
@@ -79,8 +80,7 @@ async def commit_pause(owner: Owner, work: Work) -> Event:
             await owner.host.block.sync([*paths, str(repository.state_path(manifest.device_state))])
             await asyncio.to_thread(repository.commit, manifest)
             # The VMM may go on after all: its next capture stores what differs from this one.
-            captured = memory if _extends(memory, owner.record.memory) else None
-            owner.update_durably(pause=manifest, pending=None, captured_memory=captured)
+            owner.update_durably(pause=manifest, pending=None, captured_memory=memory)
     except AenvError as error:
         log.warning("sandbox %s stays held, its pause cannot be committed: %s", owner.sandbox_id, error)
         if manifest is not None:
@@ -118,17 +118,6 @@ async def retry_capture_later(owner: Owner, work: Work) -> Event:
     return Event.RETRY_DUE
 
 
-async def seal_upper(owner: Owner) -> str:
-    """Turn the upper into a sealed layer under a new upper; the record follows. Returns the sealed layer's id."""
-    host, record = owner.host, owner.record
-    sealed, fresh = record.upper, new_layer_id()
-    with reserved(owner, fresh):
-        await host.block.seal_disk(record.disk_export, host.paths.upper(record.sandbox_id, fresh))
-        host.repository.adopt_layer(host.paths.upper(record.sandbox_id, sealed), sealed)
-        owner.update(disk=DiskStack(record.disk.size_bytes, (*record.disk.layers, sealed)), upper=fresh)
-    return sealed
-
-
 async def _start_capture_anew(owner: Owner) -> None:
     """After a failure, or for a former server's pause: blockd may still run its capture, or have finished it.
 
@@ -147,21 +136,13 @@ def _job_name(owner: Owner, pending: PendingCapture) -> str:
 
 
 async def _start_capture(owner: Owner) -> None:
-    host, record, vmm = owner.host, owner.record, owner.vmm
-    if vmm is None or record.pending is None:
-        raise OperationFailed(f"sandbox {owner.sandbox_id} holds no VMM to capture")
-    mapping = await vmm.memory_mapping()
-    job = _job_name(owner, record.pending)
-    await host.block.capture_start(
-        job,
-        pid=mapping.pid,
-        address=mapping.address,
-        length_bytes=mapping.length_bytes,
-        parent=memory_export_name(record.memory.image_id),
-        layer=host.repository.layer_path(record.pending.memory_layer),
-        hold="process",
-    )
+    pending = owner.record.pending
+    if pending is None:
+        raise OperationFailed(f"sandbox {owner.sandbox_id} has no pause to finish")
+    job = _job_name(owner, pending)
+    below = await start_capture(owner, job, pending.memory_layer, "process")
     owner.capture_job = job
+    owner.update(pending=replace(pending, below=below))
 
 
 async def _undo_hold(owner: Owner, work: Work, error: AenvError) -> Event:
@@ -187,17 +168,14 @@ async def _shortened(owner: Owner, ids: tuple[str, str]) -> tuple[DiskStack, Mem
     """The stacks of the pause, their private parts merged into one layer where they have become long."""
     record = owner.record
     assert record.pending is not None
-    disk, memory = record.disk.layers, (*record.memory.layers, record.pending.memory_layer)
+    below = record.pending.below or record.memory
+    disk, memory = record.disk.layers, (*below.layers, record.pending.memory_layer)
     if len(disk) - record.shared_disk_layers > CHAIN_LENGTH_MAX:
         disk = await _merge(owner, disk, record.shared_disk_layers, ids[0])
     if len(memory) - record.shared_memory_layers > CHAIN_LENGTH_MAX:
         memory = await _merge(owner, memory, record.shared_memory_layers, ids[1])
     image = record.pending.memory_layer
     return DiskStack(record.disk.size_bytes, disk), MemoryStack(image, record.memory.size_bytes, memory)
-
-
-def _extends(captured: MemoryStack, mapped: MemoryStack) -> bool:
-    return captured.layers[: len(mapped.layers)] == mapped.layers
 
 
 async def _merge(owner: Owner, layers: tuple[str, ...], shared: int, into: str) -> tuple[str, ...]:

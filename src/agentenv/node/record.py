@@ -26,6 +26,8 @@ class PendingCapture:
 
     memory_layer: str
     device_state: str
+    # What the memory layer will lie upon: the mapped image, or the last capture of this VMM run.
+    below: MemoryStack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class SandboxRecord:
             ids.update(self.captured_memory.layers)
         if self.pending is not None:
             ids.update((self.pending.memory_layer, self.pending.device_state))
+            ids.update(self.pending.below.layers if self.pending.below is not None else ())
         if self.pause is not None:
             ids.update(manifest_layer_ids(self.pause))
         return ids

@@ -163,6 +163,12 @@ class World:
             while self.owner(sandbox_id).phase is not phase:
                 await asyncio.sleep(0.001)
 
+    async def idle(self, sandbox_id: str) -> None:
+        """Let the sandbox's work end: the last phase is there before what follows it (memory given back) is done."""
+        async with asyncio.timeout(5):
+            while self.owner(sandbox_id)._work is not None:
+                await asyncio.sleep(0.001)
+
     async def gone(self, sandbox_id: str) -> None:
         async with asyncio.timeout(5):
             while sandbox_id in self.node._owners:

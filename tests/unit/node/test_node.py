@@ -69,7 +69,7 @@ async def test_a_pause_becomes_durable_and_holds_nothing(world: World, sandbox: 
     assert (paused.state, paused.pause_safety) == (SandboxState.PAUSED, "held")
     assert generation in world.proxy.withdrawn
     await world.until(sandbox.sandbox_id, Phase.PAUSED)
-    await world.owner(sandbox.sandbox_id)._work.task  # type: ignore[union-attr, misc]
+    await world.idle(sandbox.sandbox_id)
     assert world.node.get(sandbox.sandbox_id).pause_safety == "durable"
     assert world.vmms.processes == {}
     assert [e for e in await world.block.exports() if e.kind == "disk"] == []
@@ -379,3 +379,16 @@ async def test_a_lingering_pause_can_be_snapshotted(world: World, sandbox: Sandb
     result = await world.node.snapshot(sandbox.sandbox_id, None)
     assert world.node.get(sandbox.sandbox_id).pause_safety == "durable"
     assert (await world.node.create(spec(template=result.manifest.snapshot_id))).state is SandboxState.RUNNING
+
+
+async def test_captures_of_one_run_lie_upon_each_other_and_start_anew_when_the_chain_is_long(
+    world: World, sandbox: SandboxView
+) -> None:
+    mapped = world.owner(sandbox.sandbox_id).record.memory.layers
+    depths = []
+    for _ in range(12):
+        result = await world.node.snapshot(sandbox.sandbox_id, None)
+        stack = result.manifest.memory.layers
+        assert stack[: len(mapped)] == mapped
+        depths.append(len(stack) - len(mapped))
+    assert depths == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]

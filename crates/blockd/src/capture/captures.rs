@@ -17,7 +17,8 @@ use aenv_wire::block::{CaptureFinishOk, CaptureStart, CaptureStartOk, ExportKind
 use super::buffer::Budget;
 use super::job::{Held, Job, State, partial_path};
 use super::memory;
-use super::{CaptureError, mapping, scan, write};
+use super::pages::Below;
+use super::{CaptureError, base, mapping, scan, write};
 use crate::export::{Exports, check_name, check_path};
 use crate::files::{remove_if_there, rename_new, sync_with_directory, write_atomically};
 use crate::limits::{BUSY_WAIT, CAPTURES_MAX, PAGE_BYTES};
@@ -167,6 +168,16 @@ impl Captures {
         let ranges = scan::dirty_ranges(spec.pid, spec.address, spec.length_bytes)?;
         let scan_us = micros(begun.elapsed());
         let dirty_bytes = ranges.iter().map(|range| range.length).sum();
+        let base = match &spec.base {
+            Some(base) => base::usable(
+                &self.exports.layers,
+                &parent.snapshot().layers,
+                base,
+                &ranges,
+                parent.size_bytes,
+            )?,
+            None => None,
+        };
         let writer = self.reserve(spec, parent.size_bytes, dirty_bytes)?;
         let begun = Instant::now();
         let batches = memory::batches(&ranges);
@@ -174,17 +185,22 @@ impl Captures {
             Hold::Buffer => Some(write::copy(spec, &batches, &self.budget, &job.cancelled)?),
             Hold::Process => None,
         };
+        let below = match &base {
+            Some(base) => Below::Base(base.clone()),
+            None => Below::Image(content),
+        };
         let answer = CaptureStartOk {
             dirty_bytes,
             scan_us,
             copy_us: micros(begun.elapsed()),
+            based: base.is_some(),
         };
         Ok((
             Held {
                 writer,
                 batches,
                 buffer,
-                parent: content,
+                below,
                 process,
             },
             answer,
@@ -212,10 +228,10 @@ impl Captures {
             mut writer,
             batches,
             buffer,
-            parent,
+            below,
             process,
         } = held;
-        let totals = write::write(spec, &batches, buffer.as_ref(), &parent, &mut writer, &job.cancelled)?;
+        let totals = write::write(spec, &batches, buffer.as_ref(), &below, &mut writer, &job.cancelled)?;
         // The number may have been given to another process while we read; the pidfd tells.
         if buffer.is_none() && process.wait(Some(Duration::ZERO)) {
             return Err(CaptureError::Gone { pid: spec.pid });

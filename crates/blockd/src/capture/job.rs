@@ -19,7 +19,7 @@ use aenv_wire::block::CaptureStart;
 use super::CaptureError;
 use super::buffer::Buffer;
 use super::memory::Batch;
-use crate::export::Content;
+use super::pages::Below;
 use crate::files::sibling;
 use crate::process::Peer;
 
@@ -48,7 +48,7 @@ pub(super) struct Held {
     pub(super) writer: LayerWriter,
     pub(super) batches: Vec<Batch>,
     pub(super) buffer: Option<Buffer>,
-    pub(super) parent: Arc<Content>,
+    pub(super) below: Below,
     pub(super) process: Peer,
 }
 

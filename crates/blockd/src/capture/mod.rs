@@ -7,6 +7,7 @@
 //! Never runs on a thread that answers FUSE and reads only anonymous pages: touching a file page of the mapping could
 //! wait for blockd itself.
 
+mod base;
 mod buffer;
 mod captures;
 mod error;

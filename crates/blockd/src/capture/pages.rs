@@ -5,6 +5,12 @@
 //! | anything but zeros | anything | data |
 //! | zeros | something else | a zero run: leaving it out would bring the parent's bytes back |
 //! | zeros | zeros | nothing |
+//! | the same as the base | | nothing |
+//!
+//! Over a base (an earlier capture of the same mapping) each page is compared with it. Over the image that is not worth
+//! it: a dirty page that equals the image's is rare.
+
+use std::sync::Arc;
 
 use aenv_layers::LayerWriter;
 
@@ -20,6 +26,13 @@ enum Fate {
     Data,
     Zero,
     LeftOut,
+}
+
+/// What the new layer will lie upon.
+#[derive(Debug)]
+pub enum Below {
+    Image(Arc<Content>),
+    Base(Arc<Content>),
 }
 
 /// Bytes by what became of them.
@@ -40,15 +53,27 @@ pub enum PagesError {
 /// Appends one range, whose content is `bytes`, as the longest runs of equal fate.
 pub fn append(
     writer: &mut LayerWriter,
-    parent: &Content,
+    below: &Below,
     range: Range,
     bytes: &[u8],
     totals: &mut Totals,
 ) -> Result<(), PagesError> {
+    let compared = match below {
+        Below::Image(_) => None,
+        Below::Base(base) => {
+            let mut old = vec![0; bytes.len()];
+            base.read_at(&mut old, range.start).map_err(PagesError::Parent)?;
+            Some(old)
+        }
+    };
     let mut run = 0..0;
     let mut fate = Fate::LeftOut;
     for at in (0..bytes.len()).step_by(PAGE) {
-        let here = fate_of(&bytes[at..at + PAGE], parent, range.start + at as u64)?;
+        let page = &bytes[at..at + PAGE];
+        let here = match (below, &compared) {
+            (_, Some(old)) => fate_over(page, &old[at..at + PAGE]),
+            (Below::Image(image) | Below::Base(image), None) => fate_of(page, image, range.start + at as u64)?,
+        };
         if here != fate {
             emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)?;
             run = at..at;
@@ -57,6 +82,14 @@ pub fn append(
         run.end = at + PAGE;
     }
     emit(writer, fate, range.start + run.start as u64, &bytes[run], totals)
+}
+
+fn fate_over(page: &[u8], old: &[u8]) -> Fate {
+    match page == old {
+        true => Fate::LeftOut,
+        false if page == ZEROS => Fate::Zero,
+        false => Fate::Data,
+    }
 }
 
 fn fate_of(page: &[u8], parent: &Content, offset: u64) -> Result<Fate, PagesError> {

@@ -9,9 +9,8 @@ use aenv_wire::block::CaptureStart;
 
 use super::buffer::{Budget, Buffer};
 use super::memory::{self, Batch};
-use super::pages::{self, PagesError, Totals};
+use super::pages::{self, Below, PagesError, Totals};
 use super::{CaptureError, Range};
-use crate::export::Content;
 
 /// Below this one thread copies faster than two are started.
 const TWO_THREADS_FROM_BYTES: usize = 8 << 20;
@@ -61,7 +60,7 @@ pub fn write(
     spec: &CaptureStart,
     batches: &[Batch],
     buffer: Option<&Buffer>,
-    parent: &Content,
+    below: &Below,
     writer: &mut LayerWriter,
     cancelled: &AtomicBool,
 ) -> Result<Totals, CaptureError> {
@@ -78,7 +77,7 @@ pub fn write(
                 &scratch[..]
             }
         };
-        append_batch(spec, &batch.ranges, bytes, parent, writer, &mut totals)?;
+        append_batch(spec, &batch.ranges, bytes, below, writer, &mut totals)?;
         done += batch.bytes;
     }
     Ok(totals)
@@ -88,13 +87,13 @@ fn append_batch(
     spec: &CaptureStart,
     ranges: &[Range],
     mut bytes: &[u8],
-    parent: &Content,
+    below: &Below,
     writer: &mut LayerWriter,
     totals: &mut Totals,
 ) -> Result<(), CaptureError> {
     for range in ranges {
         let (own, rest) = bytes.split_at(range.length as usize);
-        pages::append(writer, parent, *range, own, totals).map_err(|error| match error {
+        pages::append(writer, below, *range, own, totals).map_err(|error| match error {
             PagesError::Parent(source) => CaptureError::Parent { source },
             PagesError::Layer(source) => CaptureError::Layer {
                 layer: spec.layer.clone(),

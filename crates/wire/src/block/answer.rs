@@ -105,6 +105,9 @@ pub struct CaptureStartOk {
     pub dirty_bytes: u64,
     pub scan_us: u64,
     pub copy_us: u64,
+    /// Whether the layer will lie upon the base that was asked for, and not upon the mapped image.
+    #[serde(default)]
+    pub based: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

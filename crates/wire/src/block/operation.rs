@@ -91,6 +91,9 @@ pub struct CaptureStart {
     /// Path of the layer to write.
     pub layer: String,
     pub hold: Hold,
+    /// Layers of an earlier capture of the same mapping, bottom first; the new layer may lie upon them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Vec<String>>,
 }
 
 /// Names a capture.

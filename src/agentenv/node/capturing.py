@@ -1,0 +1,57 @@
+"""The two halves of a capture that pauses and branches share: sealing the disk, and finding the dirty memory.
+
+Both must happen while the VMM is stopped, in this order, after its device state was saved.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from agentenv.errors import OperationFailed
+from agentenv.model import DiskStack, MemoryStack
+from agentenv.node.owner import Owner
+from agentenv.node.placing import reserved
+from agentenv.node.record import memory_export_name
+from agentenv.snapshots import new_layer_id
+
+# After so many captures of one VMM run on top of each other, the next one is written whole again.
+CAPTURE_CHAIN_LENGTH_MAX: Final = 8
+
+
+async def seal_upper(owner: Owner) -> str:
+    """Turn the upper into a sealed layer under a new upper; the record follows. Returns the sealed layer's id."""
+    host, record = owner.host, owner.record
+    sealed, fresh = record.upper, new_layer_id()
+    with reserved(owner, fresh):
+        await host.block.seal_disk(record.disk_export, host.paths.upper(record.sandbox_id, fresh))
+        host.repository.adopt_layer(host.paths.upper(record.sandbox_id, sealed), sealed)
+        owner.update(disk=DiskStack(record.disk.size_bytes, (*record.disk.layers, sealed)), upper=fresh)
+    return sealed
+
+
+async def start_capture(owner: Owner, job: str, layer: str, hold: Literal["buffer", "process"]) -> MemoryStack:
+    """Have blockd find (and, with "buffer", copy) the dirty pages; returns what the new layer will lie upon."""
+    host, record, vmm = owner.host, owner.record, owner.vmm
+    if vmm is None:
+        raise OperationFailed(f"sandbox {owner.sandbox_id} holds no VMM to capture")
+    mapping = await vmm.memory_mapping()
+    base = _base(owner)
+    started = await host.block.capture_start(
+        job,
+        pid=mapping.pid,
+        address=mapping.address,
+        length_bytes=mapping.length_bytes,
+        parent=memory_export_name(record.memory.image_id),
+        layer=host.repository.layer_path(layer),
+        hold=hold,
+        base=host.repository.layer_paths(base.layers) if base is not None else None,
+    )
+    return base if base is not None and started.based else record.memory
+
+
+def _base(owner: Owner) -> MemoryStack | None:
+    """The last capture of this run, if the next may lie upon it: it must extend the mapped image, and not by much."""
+    last, mapped = owner.record.captured_memory, owner.record.memory
+    if last is None or last.layers[: len(mapped.layers)] != mapped.layers:
+        return None
+    return last if len(last.layers) - len(mapped.layers) < CAPTURE_CHAIN_LENGTH_MAX else None
