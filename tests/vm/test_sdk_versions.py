@@ -1,4 +1,4 @@
-"""Other versions and languages of the E2B SDK against the same node: each walks tests/sdk/walk.* in a process of its own.
+"""Other versions and languages of the E2B SDK on the same node: each walks tests/sdk/walk.* in its own process.
 
 The installed SDK (2.63.0, the v2 routes) is what the other tests use. Here are 2.45.1, which calls the v1 routes, and
 the npm package. They come from the package indexes; without one the test is skipped, and says so.
@@ -42,7 +42,7 @@ def test_the_v1_python_sdk_walks(node: NodeUnderTest) -> None:
 def test_the_npm_sdk_walks(node: NodeUnderTest, tmp_path: Path) -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node or npm is not installed")
-    _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", ".", NPM_SDK], tmp_path)
+    _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1", NPM_SDK], tmp_path)
     shutil.copy(SDK_DIR / "walk.mjs", tmp_path)
     assert {"tenCycles", "snapshot", "fork"} <= set(_walk(["node", str(tmp_path / "walk.mjs")])["steps"])
 
