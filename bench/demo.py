@@ -30,6 +30,8 @@ HOME: Final = "/home/user/project"
 EVICT: Final = "now - self._calls[0] > self._window_s"
 REFUSE: Final = "len(self._calls) > self._limit"
 TESTS: Final = f"cd {HOME} && python3 -m unittest -q"
+# Shell built-ins alone: sixteen forks of it run beside the rollouts, and an exec is dear where the CPU is emulated.
+TICKER: Final = "exec 9<> <(:); while true; do printf '%(%s)T ' -1 > /tmp/tick; read -rt 0.5 -u 9; done"
 SECOND: Final = 1000.0
 T = TypeVar("T")
 
@@ -99,7 +101,7 @@ def try_patch(sandbox: Sandbox, patch: str) -> bool:
 
 def sleep_and_wake(sandbox: Sandbox, table: Table) -> None:
     """Pause, resume, and show that nothing was lost: a live process, the files, the clock."""
-    ticker = sandbox.commands.run("while true; do date +%s.%N > /tmp/tick; sleep 0.2; done", background=True)
+    ticker = sandbox.commands.run(TICKER, background=True)
     time.sleep(0.5)
     table.measure("pause", sandbox.pause)
     time.sleep(2)
@@ -123,7 +125,7 @@ def run_demo(node: RunningNode) -> Table:
     table = Table()
     say("create a sandbox from the template `base`")
     sandbox = table.measure("create", lambda: Sandbox.create("base", timeout=600))
-    table.measure("create to the first `true` after it", lambda: sandbox.commands.run("true"))
+    table.measure("first `true` in it", lambda: sandbox.commands.run("true"))
     table.measure("exec `true`", lambda: sandbox.commands.run("true"))
     print("   " + sandbox.commands.run("uname -sr; id -un; python3 --version").stdout.replace("\n", "; "))
     say("put a project with a failing test suite into it and set it up once")

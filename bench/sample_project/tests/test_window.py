@@ -41,7 +41,7 @@ class SlidingWindowTest(unittest.TestCase):
             self.assertEqual(got, model(limit, window_s, times))
 
 
-def record_traffic(path=TRAFFIC, count=60, seed=7):
+def record_traffic(path=TRAFFIC, count=24, seed=7):
     """The project's state: traffic to replay, made once."""
     rng = random.Random(seed)
     with sqlite3.connect(path) as db:
