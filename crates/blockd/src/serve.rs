@@ -7,11 +7,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use aenv_wire::block::ExportKind;
+use rustix::process::Signal;
 
 use crate::arguments::Folders;
 use crate::capture::Captures;
@@ -95,6 +96,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         disk_mount: folders.disk_mount.clone(),
         keeper: Mutex::new(Arc::new(keeper)),
         operations: AtomicUsize::new(0),
+        stopping: AtomicBool::new(false),
     });
     spawn("keeper-watch", {
         let (daemon, folders) = (daemon.clone(), folders.clone());
@@ -177,7 +179,8 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
     }
 }
 
-/// Starts a new keeper whenever the present one dies, and hands it the connections.
+/// Starts a new keeper whenever the present one dies, and hands it the connections. One that died of the order to stop,
+/// or before it was told, is not replaced: what it left undone is done here.
 fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) {
     let mut backoff = Backoff::default();
     loop {
@@ -185,6 +188,9 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
         let started = Instant::now();
         keeper.wait(None);
         keeper.reap();
+        if daemon.stopping.load(Ordering::SeqCst) {
+            return end_without_keeper(folders);
+        }
         let delay = backoff.delay(started.elapsed());
         eprintln!(
             "aenv-blockd: keeper {} ended; the next one starts after {delay:?}",
@@ -192,9 +198,23 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
         );
         std::thread::sleep(delay);
         match start_keeper(daemon, folders, threads, buffer) {
-            Ok(next) => *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next),
+            Ok(next) => {
+                *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+                if daemon.stopping.load(Ordering::SeqCst) {
+                    daemon.keeper().signal(Signal::TERM);
+                }
+            }
             Err(error) => eprintln!("aenv-blockd: no keeper can be started: {error}"),
         }
+    }
+}
+
+/// The order to stop found no keeper that could hear it: the mounts are detached, and this process tells itself to end.
+fn end_without_keeper(folders: &Folders) {
+    crate::keeper::unmount(&folders.memory_mount);
+    crate::keeper::unmount(&folders.disk_mount);
+    if let Err(error) = rustix::process::kill_process(rustix::process::getpid(), Signal::TERM) {
+        eprintln!("aenv-blockd: cannot end as told: {error}");
     }
 }
 

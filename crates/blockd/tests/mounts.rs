@@ -315,6 +315,26 @@ fn the_shutdown_operation_ends_both() {
     assert!(!mounted(&daemons));
 }
 
+/// Whether the dead keeper was replaced, is being replaced or was not yet missed when the order comes.
+#[test]
+fn the_shutdown_operation_ends_both_while_the_keeper_is_replaced() {
+    if !host_can() {
+        return;
+    }
+    for delay_us in [0, 100, 200, 300, 500, 1000, 1500, 2000, 3000, 5000] {
+        let daemons = Daemons::start();
+        let hello = daemons.hello();
+        let mut client = daemons.client();
+        kill(hello.keeper_pid, libc::SIGKILL);
+        std::thread::sleep(Duration::from_micros(delay_us));
+        // The answer may be cut off by the end that it announces.
+        let _ = client.try_ask::<Empty>(Operation::Shutdown);
+        wait_until("blockd has ended", || !bench::is_alive(hello.pid));
+        wait_until("nothing is mounted", || !mounted(&daemons));
+        wait_until("no keeper runs", || !daemons.any_runs());
+    }
+}
+
 #[test]
 fn a_full_disk_is_told_to_the_writer_and_loses_nothing_written_before() {
     if !host_can() {

@@ -80,22 +80,24 @@ class BlockDaemon:
 
     async def stop(self) -> None:
         """End both in order and unmount; kill what does not end. Idempotent; also cleans up after both were killed."""
+        running = self._processes()
         if keeper := recorded(self._run_dir / "keeper.json"):
             keeper.signal(signal.SIGTERM)
-        elif self._processes():
-            # A blockd whose keeper died this instant: it starts another, which can be told.
+        elif running:
+            # A blockd whose keeper died this instant.
             await self._ask_to_stop()
-        if not await self._gone(STOP_S_MAX):
+        if not await self._gone(running, STOP_S_MAX):
             # Twice: whichever survives the first round may have started the other anew.
             for _ in range(2):
-                for process in self._processes():
+                running |= self._processes()
+                for process in running:
                     process.signal(signal.SIGKILL)
-                await self._gone(1.0)
+                await self._gone(running, 1.0)
         await self._unmount_leftovers()
 
-    def _processes(self) -> list[RecordedProcess]:
+    def _processes(self) -> set[RecordedProcess]:
         records = (recorded(self._run_dir / name) for name in ("keeper.json", "blockd.json"))
-        return [process for process in records if process is not None]
+        return {process for process in records if process is not None}
 
     async def _launch(self) -> None:
         launcher, program = self._bin_dir / "aenv-launch", self._bin_dir / "aenv-blockd"
@@ -148,10 +150,11 @@ class BlockDaemon:
         finally:
             await client.close()
 
-    async def _gone(self, wait_s_max: float) -> bool:
+    async def _gone(self, known: set[RecordedProcess], wait_s_max: float) -> bool:
+        """Whether those known, and whatever was recorded since, end in time. A record goes before its process does."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s_max
-        while self._processes():
+        while known := {process for process in known | self._processes() if process.is_alive()}:
             if loop.time() >= until:
                 return False
             await asyncio.sleep(_POLL_S)

@@ -1,7 +1,7 @@
 //! From an operation to what carries it out, and its answer.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aenv_wire::block::{
@@ -32,6 +32,8 @@ pub struct Daemon {
     /// Replaced by the watcher when the keeper is.
     pub keeper: Mutex<Arc<Peer>>,
     pub operations: AtomicUsize,
+    /// Set by the order to stop. The keeper carries it out; the watcher does if that one dies before it could.
+    pub stopping: AtomicBool,
 }
 
 impl Daemon {
@@ -96,6 +98,8 @@ impl Daemon {
             Operation::ImportRaw(asked) => import_raw(&asked).map(|a| encode_ok(id, &a)),
             Operation::Stats => ok(id, self.stats()),
             Operation::Shutdown => {
+                // Before the signal: a keeper that is just being replaced is told by the watcher, which looks after.
+                self.stopping.store(true, Ordering::SeqCst);
                 self.keeper().signal(Signal::TERM);
                 ok(id, Empty {})
             }

@@ -27,7 +27,7 @@ use crate::process::{
     Backoff, Lock, LockError, Peer, be_called, start_self, stay_out_of_the_oom_killers_reach, write_record,
 };
 
-pub use mounts::MountError;
+pub use mounts::{MountError, unmount};
 
 /// Command line of a keeper.
 #[derive(Debug)]

@@ -163,6 +163,15 @@ impl Daemons {
         }
     }
 
+    /// Whether any process of this pair runs, also one that has written no record yet.
+    pub fn any_runs(&self) -> bool {
+        let folder = self.text("");
+        std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+            std::fs::read(entry.path().join("cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&folder))
+        })
+    }
+
     /// Pids from the process records, which name the present ones.
     fn recorded(&self) -> Vec<u32> {
         let read = |name: &str| -> Option<u32> {
