@@ -23,7 +23,6 @@ ENTROPY_BYTES: Final = 64
 CONNECT_TIMEOUT_S: Final = 0.25
 RETRY_PAUSE_S: Final = 0.004
 RESPONSE_BYTES_MAX: Final = 64 * 1024
-WARM_UP_RUNS: Final = 3
 WARM_UP_S_MAX: Final = 20.0
 _JSON_HEADERS: Final = ("Content-Type: application/json",)
 # As the Python SDK sends them.
@@ -81,14 +80,14 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
     raise GuestUnresponsive(f"the guest daemon did not answer within {deadline_s:g} s") from last
 
 
-async def warm_up(address: str, token: str | None = None) -> None:
+async def warm_up(address: str, runs: int, token: str | None = None) -> None:
     """Walk the way of a client's first requests a few times, so that they find everything loaded and translated.
 
     Best effort: an image without a shell has less to warm. Raises nothing.
     """
     message = json.dumps({"process": {"cmd": "/bin/bash", "args": ["-l", "-c", "true"]}, "stdin": False}).encode()
     envelope = b"\x00" + len(message).to_bytes(4, "big") + message
-    for _ in range(WARM_UP_RUNS):
+    for _ in range(runs):
         try:
             async with asyncio.timeout(WARM_UP_S_MAX):
                 await _exchange(address, "POST", "/process.Process/Start", envelope, token, _RPC_HEADERS)

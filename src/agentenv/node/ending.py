@@ -11,13 +11,11 @@ from agentenv.errors import AenvError
 from agentenv.lifecycle import Event
 from agentenv.model import Tombstone
 from agentenv.node.owner import Owner, Work
-from agentenv.node.placing import displace, kill_and_wait
+from agentenv.node.placing import displace
 from agentenv.node.starting import drop_capture
 
 log = logging.getLogger(__name__)
 
-# A kill is answered after this long even if the process sits in a page fault of a stuck store; the rest goes on.
-KILL_ANSWER_S_MAX: Final = 1.0
 ABANDON_S_MAX: Final = 0.5
 RETRY_S_FIRST: Final = 0.2
 RETRY_S_MAX: Final = 10.0
@@ -34,8 +32,12 @@ async def tear_down(owner: Owner, work: Work) -> Event:
     host = owner.host
     reason = owner.end_reason or Tombstone(owner.sandbox_id, host.clock.wall(), "deleted")
     _bury(owner, reason)
-    await _kill(owner)
+    if owner.vmm is not None:
+        owner.vmm.kill()
+    # Nobody can reach it any more; that its process takes a tenth of a second to go, or much longer in a page fault of
+    # a stuck store, is no business of whoever asked.
     work.resolve()
+    await _abandon(owner)
     pause_s = RETRY_S_FIRST
     while True:
         try:
@@ -52,19 +54,15 @@ async def tear_down(owner: Owner, work: Work) -> Event:
     return Event.TORN_DOWN
 
 
-async def _kill(owner: Owner) -> None:
-    """Kill the VMM; a page or block that it waits for is answered with an error first, or the process cannot die."""
+async def _abandon(owner: Owner) -> None:
+    """A block that the dying process waits for is answered with an error, or the process cannot die."""
     if owner.vmm is None:
         return
-    owner.vmm.kill()
     try:
         async with asyncio.timeout(ABANDON_S_MAX):
             await owner.host.block.abandon(owner.record.disk_export)
     except (AenvError, TimeoutError) as error:
         log.info("sandbox %s: its disk was not abandoned: %s", owner.sandbox_id, error)
-    if not await kill_and_wait(owner.vmm, KILL_ANSWER_S_MAX):
-        pid = owner.vmm.record.pid
-        log.warning("sandbox %s: process %d is not gone yet; its slot stays in use", owner.sandbox_id, pid)
 
 
 def _bury(owner: Owner, reason: Tombstone) -> None:

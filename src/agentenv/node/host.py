@@ -26,7 +26,7 @@ class GuestCalls(Protocol):
     async def init(self, address: str, identity: GuestIdentity, generation: int, deadline_s: float) -> None:
         """Make the guest this sandbox. Raises `GuestUnresponsive` or `GuestError`."""
 
-    async def warm_up(self, address: str, token: str | None = None) -> None:
+    async def warm_up(self, address: str, runs: int, token: str | None = None) -> None:
         """Run a shell a few times; raises nothing."""
 
 

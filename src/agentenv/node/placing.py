@@ -18,7 +18,7 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.model import MachineFingerprint
 from agentenv.network import Slot
 from agentenv.node.owner import Owner
-from agentenv.vmm import MachineFiles, MachineSpec, NetworkAttachment, Vmm
+from agentenv.vmm import MachineFiles, MachineSpec, NetworkAttachment
 
 # A first boot takes two seconds under TCG on an idle machine; a restore a tenth of one. Loaded machines take more.
 GUEST_ANSWER_S_MAX: Final = 60.0
@@ -133,17 +133,6 @@ async def _release_exports(owner: Owner) -> None:
     if owner.mapped is not None:
         mapped, owner.mapped = owner.mapped, None
         await host.images.release(mapped)
-
-
-async def kill_and_wait(vmm: Vmm, wait_s_max: float) -> bool:
-    """Whether the process was gone within `wait_s_max`."""
-    vmm.kill()
-    try:
-        async with asyncio.timeout(wait_s_max):
-            await vmm.wait_exit()
-    except TimeoutError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

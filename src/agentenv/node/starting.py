@@ -63,7 +63,7 @@ async def warm_up(owner: Owner, work: Work) -> Event:
             assert owner.slot is not None
             assert owner.vmm is not None
             token = owner.host.tokens.envd(owner.sandbox_id)
-            await owner.host.guest.warm_up(owner.slot.address, token)
+            await owner.host.guest.warm_up(owner.slot.address, 1, token)
             await owner.vmm.stop()
         # It was greeted as nobody's; whoever claims it is told everything.
         owner.update(greeted=False)

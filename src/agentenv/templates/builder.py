@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from agentenv.errors import InvalidRequest, TemplateNotFound
+from agentenv.errors import ImageError, InvalidRequest, SandboxNotFound, TemplateNotFound
 from agentenv.model import DiskStack, Resources, SnapshotManifest
 from agentenv.snapshots import Repository, new_layer_id, parse_reference
 from agentenv.templates.rootfs import build_base_rootfs
@@ -85,12 +85,16 @@ class Builder:
         parse_reference(name)
         self._node.check_fits(resources)
         async with self._one_at_a_time:
-            if image is None:
-                self._progress(f"template {name}: making its root file system")
-                image = await build_base_rootfs(self._cache_dir, resources.disk_mib, self._progress)
-            return await self._from_image(name, image, resources)
+            if image is not None:
+                return await self._from_image(name, image, resources, InvalidRequest)
+            self._progress(f"template {name}: making its root file system")
+            image = await build_base_rootfs(self._cache_dir, resources.disk_mib, self._progress)
+            return await self._from_image(name, image, resources, ImageError)
 
-    async def _from_image(self, name: str, image: Path, resources: Resources) -> SnapshotManifest:
+    async def _from_image(
+        self, name: str, image: Path, resources: Resources, unbootable: type[InvalidRequest | ImageError]
+    ) -> SnapshotManifest:
+        """`unbootable` is raised when the machine ends during its first boot: whose fault a bad image is."""
         size_bytes = await asyncio.to_thread(_checked_size, image)
         layer = new_layer_id()
         self._reservations.reserved_layers.add(layer)
@@ -101,6 +105,9 @@ class Builder:
             manifest = await self._node.build_template(name, DiskStack(size_bytes, (layer,)), resources)
             self._progress(f"template {name}: ready ({manifest.snapshot_id})")
             return manifest
+        except SandboxNotFound as error:
+            # Nobody else knows the machine, so it ended by itself: PID 1 found no root file system that it can mount.
+            raise unbootable(f"image: {image} does not boot: its machine ended before the guest was ready") from error
         finally:
             self._reservations.reserved_layers.discard(layer)
 

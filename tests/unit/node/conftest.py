@@ -47,7 +47,7 @@ class FakeGuest:
             raise self.errors.pop(0)
         self.greeted.append(identity)
 
-    async def warm_up(self, address: str, token: str | None = None) -> None:
+    async def warm_up(self, address: str, runs: int, token: str | None = None) -> None:
         return
 
 
