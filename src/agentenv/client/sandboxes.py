@@ -8,9 +8,9 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from agentenv.client.api import Api
-from agentenv.client.errors import ApiError, ProtocolError
+from agentenv.client.errors import ApiError, NotFound, ProtocolError
 from agentenv.client.sandbox import Sandbox
-from agentenv.client.values import SandboxInfo, SnapshotInfo, as_list, as_object, fork_error, text
+from agentenv.client.values import Json, SandboxInfo, SnapshotInfo, as_list, as_object, fork_error, text
 
 PAGE_ITEMS_MAX: Final = 100
 PAGES_MAX: Final = 10_000
@@ -74,6 +74,28 @@ class Sandboxes:
         """Its state and settings. Raises `NotFound`, with the reason of its end where the server still knows it."""
         answer = await self._api.call("GET", _path(sandbox_id), 200, idempotent=True)
         return SandboxInfo.of(answer.data)
+
+    async def pause_safety(self, sandbox_id: str) -> str | None:
+        """`held` or `durable` while it is paused, else None; None, too, from a server that does not know the question.
+
+        Raises `ApiError` classes except `NotFound`.
+        """
+        try:
+            answer = await self._api.call("GET", f"/aenv/sandboxes/{quote(sandbox_id, safe='')}", 200, idempotent=True)
+        except NotFound:
+            return None
+        safety = as_object(answer.data, "sandbox").get("pauseSafety")
+        return None if safety is None else str(safety)
+
+    async def tombstone(self, sandbox_id: str) -> Json | None:
+        """Why it ended: `sandboxID`, `endedAt`, `reason`, `detail`. None for one that lives, never was, or ended more
+        than a day ago.
+        """
+        try:
+            answer = await self._api.call("GET", f"/aenv/tombstones/{quote(sandbox_id, safe='')}", 200, idempotent=True)
+        except NotFound:
+            return None
+        return as_object(answer.data, "tombstone")
 
     async def open(self, sandbox_id: str) -> tuple[Sandbox, SandboxInfo]:
         """A handle with its token, without changing state or end."""

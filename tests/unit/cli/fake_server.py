@@ -59,6 +59,8 @@ class Running:
 class State:
     root: Path
     sandboxes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pause_safety: dict[str, str] = field(default_factory=dict)
+    tombstones: dict[str, dict[str, Any]] = field(default_factory=dict)
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     templates: list[dict[str, Any]] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
@@ -227,6 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, self.state.templates)
             case ("GET", "aenv", "node"):
                 self._json(200, {"driver": "qemu", "sandboxes": {"running": len(self.state.sandboxes)}})
+            case ("GET", "aenv", "sandboxes", sandbox_id) if sandbox_id in self.state.sandboxes:
+                self._json(200, {"sandboxID": sandbox_id, "pauseSafety": self.state.pause_safety.get(sandbox_id)})
+            case ("GET", "aenv", "tombstones", sandbox_id) if sandbox_id in self.state.tombstones:
+                self._json(200, self.state.tombstones[sandbox_id])
             case ("DELETE", "templates", reference):
                 known = [item for item in self.state.snapshots if item["snapshotID"] == reference]
                 if not known:

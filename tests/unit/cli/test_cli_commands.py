@@ -131,6 +131,26 @@ def test_info_on_a_terminal_shows_no_token(server, on_terminal):
     assert (code, box in text, "token-" in text, "metadata k" in text) == (0, True, False, True)
 
 
+def test_info_tells_how_safe_a_pause_is(server, cli, on_terminal):
+    running, paused = server.state.add(), server.state.add(state="paused")
+    server.state.pause_safety[paused] = "held"
+    assert [json.loads(cli("info", box).stdout)["pauseSafety"] for box in (running, paused)] == [None, "held"]
+    assert "not yet safe from a power loss" in on_terminal("info", paused)[1]
+    assert "pause  " not in on_terminal("info", running)[1]
+
+
+def test_info_of_an_ended_sandbox_says_why_and_is_3(server, cli, on_terminal):
+    stone = {"sandboxID": "igone", "endedAt": "2026-01-01T00:00:00Z", "reason": "vmm_died", "detail": "signal\x1b 9"}
+    server.state.tombstones["igone"] = stone
+    result = cli("info", "igone")
+    assert (result.exit_code, json.loads(result.stdout), result.stderr) == (3, {"state": "ended", **stone}, "")
+    code, text = on_terminal("info", "igone")
+    assert code == 3
+    assert [line.split(maxsplit=1)[1].rstrip() for line in text.split("\n")[2:7]] == [
+        "igone", "ended", "2026-01-01T00:00:00Z", "vmm_died", r"signal\x1b 9",
+    ]  # fmt: skip
+
+
 def test_info_unknown_is_3(cli):
     result = cli("info", "inone")
     assert (result.exit_code, result.stdout, result.stderr) == (3, "", "aenv: sandbox inone not found: deleted\n")
