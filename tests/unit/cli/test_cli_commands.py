@@ -136,7 +136,7 @@ def test_info_tells_how_safe_a_pause_is(server, cli, on_terminal):
     server.state.pause_safety[paused] = "held"
     assert [json.loads(cli("info", box).stdout)["pauseSafety"] for box in (running, paused)] == [None, "held"]
     assert "not yet safe from a power loss" in on_terminal("info", paused)[1]
-    assert "pause  " not in on_terminal("info", running)[1]
+    assert "\npause" not in on_terminal("info", running)[1]
 
 
 def test_info_of_an_ended_sandbox_says_why_and_is_3(server, cli, on_terminal):
