@@ -28,6 +28,7 @@ PROMISES: Final[dict[str, tuple[str, float | None]]] = {
     "pause_dirty_disk_1g": ("ms", 150),
     "pause_dirty_memory_256m": ("ms", 150),
     "resume_envd": ("ms", 100),
+    "resume_envd_durable": ("ms", None),
     "snapshot_frozen": ("ms", 100),
     "snapshot_frozen_worst": ("ms", None),
     "snapshot_answer": ("ms", None),

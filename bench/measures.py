@@ -26,6 +26,10 @@ RUNS: Final = 30
 RUNS_SLOW: Final = 8
 RUNS_BOOT: Final = 5
 DURABLE_S_MAX: Final = 120.0
+# How long the model "thinks" between a pause and the resume.
+THINKING_S: Final = 1.0
+# Between two creates; a trainer does something with a sandbox before it asks for the next.
+BETWEEN_CREATES_S: Final = 0.25
 
 Samples = dict[str, list[float]]
 
@@ -114,6 +118,7 @@ def create(bench: Bench) -> Samples:
             first.append((time.perf_counter() - started) * MS)
         finally:
             box.kill()
+        time.sleep(BETWEEN_CREATES_S)
     return {"create_envd": envd, "create_first_true": first}
 
 
@@ -125,15 +130,28 @@ def exec_true(bench: Bench) -> Samples:
 
 
 def pause_and_resume(bench: Bench) -> Samples:
-    pauses, resumes, host_bytes = [], [], []
+    """A sandbox that comes back soon, as an agent's does when the model has thought: its VM still lingers."""
+    pauses, resumes = [], []
     with sandbox() as box:
         for _ in range(RUNS):
             box.commands.run("true")
             pauses.append(timed(box.pause))
-            bench.wait_durable(box.sandbox_id)
-            host_bytes.append(float(private_bytes(pid)) if (pid := bench.vmm_pids().get(box.sandbox_id)) else 0.0)
+            time.sleep(THINKING_S)
             resumes.append(timed(lambda: (box.connect(), _assert_running(box))))
-    return {"pause_idle": pauses, "resume_envd": resumes, "paused_host_bytes": host_bytes}
+    return {"pause_idle": pauses, "resume_envd": resumes}
+
+
+def resume_durable(bench: Bench) -> Samples:
+    """A sandbox that comes back after its VM was released: a restore from the repository."""
+    resumes, host_bytes = [], []
+    with sandbox() as box:
+        for _ in range(RUNS_SLOW):
+            box.pause()
+            bench.wait_durable(box.sandbox_id)
+            pid = bench.vmm_pids().get(box.sandbox_id)
+            host_bytes.append(float(private_bytes(pid)) if pid else 0.0)
+            resumes.append(timed(lambda: (box.connect(), _assert_running(box))))
+    return {"resume_envd_durable": resumes, "paused_host_bytes": host_bytes}
 
 
 def pause_dirty(bench: Bench) -> Samples:
@@ -233,6 +251,7 @@ ALL: Final[tuple[Callable[[Bench], Samples], ...]] = (
     create,
     exec_true,
     pause_and_resume,
+    resume_durable,
     pause_dirty,
     snapshots,
     snapshot_worst,
