@@ -96,11 +96,12 @@ def terminal(server, environ, tmp_path):
 
 @pytest.fixture
 def shell(server, terminal):
-    """A shell that has come up."""
+    """A shell that has come up and waits for a key: between two commands its terminal is in another mode, in which a
+    ctrl-D becomes a zero byte for the line editor that follows."""
     box = server.state.add()
-    opened = terminal("shell", box, "-e", "PS1=$ ")
-    opened.type(b"echo up-$((40 + 2))\r")
-    opened.expect(b"up-42\r\n")
+    opened = terminal("shell", box)
+    opened.type(b"PS1='rea''dy> '\r")
+    opened.expect(b"ready> ")
     return opened
 
 
