@@ -181,7 +181,7 @@ impl Model {
 }
 
 fn base_value(sector: u64) -> u8 {
-    if sector < BASE_SECTORS && sector / 16 % 2 == 0 {
+    if sector < BASE_SECTORS && (sector / 16).is_multiple_of(2) {
         BASE_VALUE
     } else {
         0

@@ -30,7 +30,7 @@ pub(crate) struct Sectors {
 impl Sectors {
     /// Checks a byte range against a device of `size` bytes.
     pub fn new(offset: u64, length: u64, size: u64) -> Result<Self> {
-        if offset % SECTOR_BYTES != 0 || length % SECTOR_BYTES != 0 {
+        if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
             return Err(Error::Unaligned { offset, length });
         }
         match offset.checked_add(length) {

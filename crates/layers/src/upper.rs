@@ -76,7 +76,7 @@ pub fn map_path(path: &Path) -> PathBuf {
 
 /// Whether an upper, and thus a stack, may have this many bytes.
 pub(crate) fn is_upper_size(size: u64) -> bool {
-    size > 0 && size <= MAX_UPPER_BYTES && size % SECTOR_BYTES == 0
+    size > 0 && size <= MAX_UPPER_BYTES && size.is_multiple_of(SECTOR_BYTES)
 }
 
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {

@@ -42,7 +42,7 @@ impl LayerWriter {
     /// Errors: `Exists` if the path is taken, `BadSize`, `Io`.
     pub fn create(path: &Path, virtual_size: u64, parent: Uuid) -> Result<LayerWriter> {
         let limit = SECTOR_LIMIT * SECTOR_BYTES;
-        if virtual_size == 0 || virtual_size > limit || virtual_size % SECTOR_BYTES != 0 {
+        if virtual_size == 0 || virtual_size > limit || !virtual_size.is_multiple_of(SECTOR_BYTES) {
             return Err(Error::BadSize {
                 size: virtual_size,
                 limit,

@@ -20,7 +20,15 @@ fn step(number: u64) -> (u64, u64, u8) {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let start = (mixed >> 40) % SECTORS;
     let count = (1 + (mixed >> 50) % 20).min(SECTORS - start);
-    (start, count, if number % 5 == 0 { 0 } else { (number % 250) as u8 + 1 })
+    (
+        start,
+        count,
+        if number.is_multiple_of(5) {
+            0
+        } else {
+            (number % 250) as u8 + 1
+        },
+    )
 }
 
 /// The stack that the files in `folder` make: uppers are numbered, each sealed one is a layer.

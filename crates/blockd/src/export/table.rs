@@ -297,7 +297,7 @@ pub fn check_path(path: &str) -> Result<(), ExportError> {
 }
 
 fn check_size(size_bytes: u64, unit: u64) -> Result<(), ExportError> {
-    if size_bytes == 0 || size_bytes > SIZE_BYTES_MAX || size_bytes % unit != 0 {
+    if size_bytes == 0 || size_bytes > SIZE_BYTES_MAX || !size_bytes.is_multiple_of(unit) {
         return Err(ExportError::BadSize { size_bytes, unit });
     }
     Ok(())

@@ -81,7 +81,7 @@ fn whole_sectors(offset: u64, length: u64) -> Range<u64> {
 }
 
 fn is_whole(offset: u64, length: u64) -> bool {
-    offset % SECTOR_BYTES == 0 && length % SECTOR_BYTES == 0
+    offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES)
 }
 
 fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result<(), i32> {
