@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 
 from agentenv.errors import HostUnsuitable
 from agentenv.guest.initramfs import PROBE_MARKER, build_probe_initramfs
-from agentenv.guest.kernel import fetch_kernel
 from agentenv.vmm import GuestKernel
 from agentenv.vmm.probe import ProbeInputs, choose_driver
+from tests.host import built, guest_kernel
 
 pytestmark = pytest.mark.vm
 
@@ -28,22 +27,15 @@ def _vmms() -> list[str]:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> ProbeInputs:
-    folders = [os.environ.get("AENV_BIN_DIR", ""), "target/release", "target/debug", os.environ["PATH"]]
-    launcher = shutil.which("aenv-launch", path=os.pathsep.join(filter(None, folders)))
-    if launcher is None:
-        pytest.skip("aenv-launch is not built: cargo build --release -p aenv-launch")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "aenv-tests/kernels"
-    try:
-        kernel = fetch_kernel(cache)
-    except HostUnsuitable as error:
-        pytest.skip(str(error))
+    launcher = built("aenv-launch") / "aenv-launch"
+    kernel = guest_kernel()
     initramfs = tmp_path / "probe-initramfs"
     initramfs.write_bytes(build_probe_initramfs())
     run_dir = Path(tempfile.mkdtemp(prefix="aenvt", dir="/tmp"))
     return ProbeInputs(
         GuestKernel(kernel.vmlinux, initramfs, kernel.release),
         PROBE_MARKER,
-        Path(launcher).resolve(),
+        launcher,
         tmp_path / "state",
         run_dir,
     )

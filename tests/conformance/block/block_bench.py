@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.host import built
 
 from agentenv.block import BlockClient, BlockDaemon
 from agentenv.errors import BlockError
@@ -23,18 +24,8 @@ class Bench:
 
 
 def bin_dir() -> Path:
-    """The folder with aenv-blockd and aenv-launch; skips the test where there is none."""
-    target = os.environ.get("CARGO_TARGET_DIR", "target")
-    candidates = [
-        os.environ.get("AENV_BIN_DIR", ""),
-        f"{target}/release",
-        f"{target}/debug",
-        *os.environ["PATH"].split(":"),
-    ]
-    for candidate in filter(None, candidates):
-        if all((Path(candidate) / name).exists() for name in ("aenv-blockd", "aenv-launch")):
-            return Path(candidate).resolve()
-    pytest.skip("aenv-blockd or aenv-launch is not built: cargo build --release -p aenv-blockd -p aenv-launch")
+    """The folder with aenv-blockd and aenv-launch."""
+    return built("aenv-blockd", "aenv-launch")
 
 
 def host_or_skip() -> None:

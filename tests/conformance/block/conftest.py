@@ -1,7 +1,7 @@
 """One blockd per test, fake or real, with a folder for layers and uppers.
 
-The real one needs root, /dev/fuse and the built binaries (AENV_BIN_DIR, else the cargo target folder, else PATH); it
-is skipped with the reason where one of them is missing, and its mounts are gone after the test whatever happened.
+The real one needs root, /dev/fuse and the built programs; it is skipped with the reason where one of them is missing,
+and its mounts are gone after the test whatever happened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""exec, shell and cp against the built guest daemon (AENV_BIN_DIR), which runs on this machine as root.
+"""exec, shell and cp against the built guest daemon, which runs on this machine as root.
 
 The control plane is still the fake one; the client reaches the daemon through its sandbox URL.
 """
@@ -16,6 +16,7 @@ import pytest
 from test_cli_cp import contents, make_tree
 from test_cli_exec import WITH_INTERRUPTS
 from test_cli_shell import Terminal
+from tests.host import built
 
 pytestmark = pytest.mark.host
 
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.host
 @pytest.fixture
 def daemon(server, environ, tmp_path):
     """The daemon's process, with `environ` pointing at it; its processes find an empty home."""
-    binary = Path(os.environ.get("AENV_BIN_DIR", "target/release")) / "aenv-envd"
-    if not binary.exists() or os.geteuid() != 0:
-        pytest.skip(f"{binary} is not built (set AENV_BIN_DIR), or this is not root")
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    binary = built("aenv-envd") / "aenv-envd"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = subprocess.Popen(

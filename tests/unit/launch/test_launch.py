@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
 import statistics
 import subprocess
@@ -19,19 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.host import built
 
 DEADLINE_S = 10.0
-
-
-def _binary() -> str:
-    """The built binary: AENV_BIN_DIR as `make test` sets it, else the cargo target folder, else PATH."""
-    candidates = [os.environ.get("AENV_BIN_DIR", "")]
-    target = os.environ.get("CARGO_TARGET_DIR", "target")
-    candidates += [f"{target}/release", f"{target}/debug"]
-    found = shutil.which("aenv-launch", path=os.pathsep.join([*filter(None, candidates), os.environ["PATH"]]))
-    if found is None:
-        pytest.skip("aenv-launch is not built: cargo build --release -p aenv-launch")
-    return found
 
 
 def _wait_for_record(path: Path) -> dict[str, Any]:
@@ -64,8 +53,8 @@ def record_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def _command(record: Path, *program: str, options: tuple[str, ...] = ()) -> list[str]:
-    log = record.with_name("log")
-    return [_binary(), "--record", str(record), "--log", str(log), *options, "--", *program]
+    launcher, log = built("aenv-launch") / "aenv-launch", record.with_name("log")
+    return [str(launcher), "--record", str(record), "--log", str(log), *options, "--", *program]
 
 
 def test_the_program_survives_the_death_of_its_caller_and_of_the_group(record_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""The client of the control socket, against a fake proxy and (marked `host`) the built one in AENV_BIN_DIR."""
+"""The client of the control socket, against a fake proxy and (marked `host`) the built one."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from fake_proxy import FakeProxy
+from tests.host import built
 
 from agentenv.errors import ProxyError
 from agentenv.routing import ProxyControl, ProxyHealth
@@ -101,9 +101,7 @@ async def test_the_fake_conforms(fake: FakeProxy, control: ProxyControl) -> None
 
 @pytest.mark.host
 async def test_the_built_proxy_conforms(tmp_path: Path) -> None:
-    binary = Path(os.environ.get("AENV_BIN_DIR", "target/release")) / "aenv-proxy"
-    if not binary.exists():
-        pytest.skip(f"{binary} is not built; set AENV_BIN_DIR")
+    binary = built("aenv-proxy") / "aenv-proxy"
     sockets = {name: str(tmp_path / f"{name}.sock") for name in ("api", "resolver", "control")}
     options = [word for name, path in sockets.items() for word in (f"--{name}", path)]
     process = await asyncio.create_subprocess_exec(
