@@ -61,9 +61,10 @@ def aenv() -> list[str]:
     return [sys.executable, "-m", "agentenv.cli"]
 
 
-def start_node(state_dir: Path, port: int, log: IO[str], **settings: str) -> RunningNode:
+def start_node(state_dir: Path, port: int, log: IO[str], *, ensure_base: bool = True, **settings: str) -> RunningNode:
     """Start `aenv server` and wait until it says that it is ready. `settings` are AENV_SECTION_KEY variables."""
-    command = [*aenv(), "server", "--listen", f"127.0.0.1:{port}", "--state", str(state_dir), "--ensure-base"]
+    command = [*aenv(), "server", "--listen", f"127.0.0.1:{port}", "--state", str(state_dir)]
+    command += ["--ensure-base"] if ensure_base else []
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

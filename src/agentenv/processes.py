@@ -52,6 +52,11 @@ class RecordedProcess:
             self.signal(signal.SIGKILL)
             await self._gone(wait_s_max)
 
+    async def kill(self, wait_s_max: float) -> bool:
+        """SIGKILL; whether it was gone within `wait_s_max`."""
+        self.signal(signal.SIGKILL)
+        return await self._gone(wait_s_max)
+
     async def _gone(self, wait_s_max: float) -> bool:
         until = time.monotonic() + wait_s_max
         while self.is_alive():

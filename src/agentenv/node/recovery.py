@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,10 +19,12 @@ from agentenv.lifecycle import POOLED, Action, Phase
 from agentenv.model import DiskStack, SnapshotKind
 from agentenv.node.host import Host
 from agentenv.node.record import SandboxRecord, disk_export_name, memory_export_name
-from agentenv.processes import recorded
+from agentenv.processes import RecordedProcess, recorded
 from agentenv.vmm import Vmm
 
 log = logging.getLogger(__name__)
+
+UNRECORDED_GONE_S_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ async def reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
 async def remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
     """Remove what no record names. Call it after all records were loaded and before anything new starts."""
     known = {record.sandbox_id: record for record in records}
-    _kill_unknown_vmms(host.paths.run / "vm", known.keys())
+    await _end_unrecorded_vmms(host.paths.run / "vm", known)
     await _unexport_unknown(host, known)
     sandboxes = host.paths.state / "sandboxes"
     for directory in sandboxes.iterdir() if sandboxes.is_dir() else ():
@@ -130,15 +131,28 @@ async def _unexport_unknown(host: Host, known: dict[str, SandboxRecord]) -> None
                 log.warning("export %s of nobody stays: %s", export.name, error)
 
 
-def _kill_unknown_vmms(runtime_root: Path, known: Iterable[str]) -> None:
-    """A VMM that was started just before the server died, and that no record names."""
+async def _end_unrecorded_vmms(runtime_root: Path, known: Mapping[str, SandboxRecord]) -> None:
+    """End VMMs that were started just before the server died, so that no record names their process yet.
+
+    Waits until they are gone, because the slots that they hold are given out next.
+    """
     for directory in runtime_root.iterdir() if runtime_root.is_dir() else ():
-        if directory.name in set(known):
-            continue
+        record = known.get(directory.name)
         for launch_record in directory.glob("*.json"):
-            if process := recorded(launch_record):
-                process.signal(signal.SIGKILL)
-        shutil.rmtree(directory, ignore_errors=True)
+            process = recorded(launch_record)
+            if process is None or _is_recorded(process, record):
+                continue
+            log.info("process %d was started for %s and is in no record", process.pid, directory.name)
+            if not await process.kill(UNRECORDED_GONE_S_MAX):
+                log.warning("process %d does not go; its slot may be refused for a while", process.pid)
+        if record is None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_recorded(process: RecordedProcess, record: SandboxRecord | None) -> bool:
+    if record is None or record.vmm is None:
+        return False
+    return (record.vmm.pid, record.vmm.start_time_ticks) == (process.pid, process.start_time_ticks)
 
 
 async def let_go_on(vmm: Vmm) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +15,7 @@ from tests.unit.node.conftest import World, spec
 from agentenv.errors import SandboxNotFound
 from agentenv.lifecycle import Phase
 from agentenv.model import SandboxState, SandboxView
+from agentenv.processes import start_time_ticks
 from agentenv.vmm.fake import Step
 
 
@@ -96,6 +100,21 @@ async def test_a_durable_pause_survives_a_reboot_and_a_running_sandbox_leaves_a_
     assert (await node.connect(paused.sandbox_id, 60))[1]
     with pytest.raises(SandboxNotFound, match="host_lost"):
         node.get(sandbox.sandbox_id)
+
+
+async def test_a_vmm_that_no_record_names_yet_is_ended_and_one_that_is_named_goes_on(
+    world: World, sandbox: SandboxView
+) -> None:
+    """The server died between the start of a process and the storing of its record."""
+    with subprocess.Popen(["sleep", "60"]) as unrecorded:
+        runtime_dir = world.host.paths.runtime_dir(sandbox.sandbox_id)
+        fields = {"pid": unrecorded.pid, "start_time_ticks": start_time_ticks(unrecorded.pid)}
+        (runtime_dir / "vmm.json").write_text(json.dumps(fields))
+        await world.stop()
+        node = await world.start()
+        assert unrecorded.wait(5) == -signal.SIGKILL
+    assert node.get(sandbox.sandbox_id).state is SandboxState.RUNNING
+    assert runtime_dir.exists()
 
 
 async def test_a_kill_that_was_cut_short_is_finished(world: World, sandbox: SandboxView) -> None:
