@@ -18,7 +18,7 @@ import agentenv.client
 SERVER = {
     "agentenv.node", "agentenv.vmm", "agentenv.api", "agentenv.guest", "agentenv.network", "agentenv.block",
     "agentenv.images", "agentenv.snapshots", "agentenv.templates", "agentenv.routing", "agentenv.cluster",
-    "agentenv.lifecycle", "agentenv.model", "fastapi", "starlette", "uvicorn", "uvloop", "httptools", "msgspec",
+    "agentenv.lifecycle", "agentenv.model", "starlette", "uvicorn", "uvloop", "httptools", "msgspec",
     "pyroute2", "structlog", "pydantic", "redis", "grpc", "obstore", "prometheus_client",
 }  # fmt: skip
 # Modules of the standard library that macOS does not have.

@@ -13,9 +13,7 @@ from typing import Any, Final
 import click
 
 # Top-level modules that come with the extra `server`; missing ones mean that it is not installed.
-SERVER_MODULES: Final = frozenset(
-    {"fastapi", "httptools", "msgspec", "pyroute2", "starlette", "structlog", "uvicorn", "uvloop", "pydantic"}
-)
+SERVER_MODULES: Final = frozenset({"httptools", "msgspec", "pyroute2", "starlette", "structlog", "uvicorn", "uvloop"})
 
 
 @dataclass(frozen=True, slots=True)
