@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import VmmError, VmmGone, VmmTimeout
+from agentenv.errors import StorageFull, VmmError, VmmGone, VmmTimeout
 from agentenv.vmm._console import Console
 from agentenv.vmm._memory import find_mapping
 from agentenv.vmm._process import WatchedProcess
@@ -22,6 +23,8 @@ from agentenv.vmm.driver import MemoryMapping, VmmRecord
 
 CONSOLE_SAVED = "console.log"
 _STATE_FD_NAME = "device-state"
+# Far above the 100 KiB of our machines.
+STATE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class Deadlines:
     settle_s: float = 1.0
     # How long the clean-up of a failed start waits for the killed process.
     destroy_s: float = 5.0
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether a device state fits there; True where nobody can tell."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return True
+    return space.f_bfree * space.f_frsize >= STATE_BYTES_MAX
 
 
 class QemuVmm:
@@ -109,8 +121,12 @@ class QemuVmm:
             # `live` defaults to true, which would give up the disks as if the guest moved elsewhere.
             await self._command("xen-save-devices-state", {"filename": str(path), "live": False})
             return path.stat().st_size
-        except BaseException:
+        except BaseException as error:
+            # QEMU says "an IO error", whatever it was.
+            is_full = type(error) is VmmError and not _has_room(path.parent)
             path.unlink(missing_ok=True)
+            if is_full:
+                raise StorageFull(f"no room for a device state in {path.parent}: the disk is full") from error
             raise
 
     async def memory_mapping(self) -> MemoryMapping:

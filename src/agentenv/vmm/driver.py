@@ -124,8 +124,8 @@ class Vmm(Protocol):
     async def save_device_state(self, path: Path) -> int:
         """Write the state of all devices (not RAM, not disks) of the *stopped* machine; return its size in bytes.
 
-        Not durable: the caller syncs it. `VmmError` when the machine runs; no file stays when it fails. It may write
-        guest RAM, so memory is scanned afterwards.
+        Not durable: the caller syncs it. `VmmError` when the machine runs, `StorageFull` when the disk is full; no file
+        stays when it fails. It may write guest RAM, so memory is scanned afterwards.
         """
 
     async def memory_mapping(self) -> MemoryMapping:
