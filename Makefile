@@ -34,8 +34,9 @@ bench: setup ## Measure a node of its own and write the figures to OUT
 
 lint: lint-python lint-rust ## Style and types
 
-serve: setup ## Run a node in the foreground on 127.0.0.1:PORT with its state in STATE
-	uv run --frozen --extra server aenv server --listen 127.0.0.1:$(PORT) --state $(STATE) --ensure-base
+serve: ## Run a node in the foreground on 127.0.0.1:PORT with its state in STATE
+	@scripts/setup.sh >&2
+	@exec uv run --frozen --extra server aenv server --listen 127.0.0.1:$(PORT) --state $(STATE) --ensure-base
 
 clean-node: setup ## Remove the node in STATE: its sandboxes, daemons, namespaces, mounts and files
 	uv run --frozen --extra server aenv server clean --state $(STATE)
