@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -36,7 +36,8 @@ PORT: Final = 8080
 SLOTS: Final = IPv4Network(NetworkConfig().subnet)
 TABLE: Final = "41207"
 
-# Accepts on every address of its namespace, and answers datagrams; says so, and ends with its standard input.
+# Accepts connections on the addresses that it is given, and answers datagrams; says so, and ends with its standard
+# input. One socket for each address, since the answer to a datagram must come from where it went.
 LISTENER = f"""
 import socket, sys, threading
 def answer(server):
@@ -46,11 +47,11 @@ def echo(server):
     while True:
         data, peer = server.recvfrom(512)
         server.sendto(data, peer)
-tcp = socket.create_server(("0.0.0.0", {PORT}))
-udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-udp.bind(("0.0.0.0", {PORT}))
-for target, server in ((answer, tcp), (echo, udp)):
-    threading.Thread(target=target, args=(server,), daemon=True).start()
+for address in sys.argv[1:]:
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind((address, {PORT}))
+    for target, server in ((answer, socket.create_server((address, {PORT}))), (echo, udp)):
+        threading.Thread(target=target, args=(server,), daemon=True).start()
 print("listening", flush=True)
 sys.stdin.read()
 """
@@ -108,19 +109,12 @@ def outside() -> Iterator[None]:
         for address in (INTERNET, *FORBIDDEN):
             _ip("-n", name, "addr", "add", f"{address}/32", "dev", "far")
             _ip("route", "add", f"{address}/32", "dev", near, "table", TABLE)
-        with _listener("ip", "netns", "exec", name):
+        with _listener((INTERNET, *FORBIDDEN), "ip", "netns", "exec", name):
             yield
     finally:
         subprocess.run(["ip", "rule", "del", *rule], capture_output=True)
         subprocess.run(["ip", "link", "del", near], capture_output=True)
         _ip("netns", "del", name)
-
-
-@pytest.fixture(scope="module")
-def host_listener() -> Iterator[None]:
-    """A service of the host on all of its addresses."""
-    with _listener():
-        yield
 
 
 def test_the_internet_and_nothing_of_the_private_ranges(node: NodeUnderTest, sandbox: Sandbox, outside: None) -> None:
@@ -132,14 +126,15 @@ def test_the_internet_and_nothing_of_the_private_ranges(node: NodeUnderTest, san
     assert reached == Reached(tcp=[INTERNET], udp=[INTERNET])
 
 
-def test_not_the_host_at_any_of_its_addresses(node: NodeUnderTest, sandbox: Sandbox, host_listener: None) -> None:
-    addresses = {_route(_slot_address(node, sandbox))["prefsrc"], "127.0.0.1", "10.11.0.1", *_host_addresses()}
-    assert len(addresses) >= 3
-    for address in addresses - {"10.11.0.1"}:
-        socket.create_connection((address, PORT), 5).close()
+def test_not_the_host_at_any_of_its_addresses(node: NodeUnderTest, sandbox: Sandbox) -> None:
+    addresses = sorted({_route(_slot_address(node, sandbox))["prefsrc"], *_host_addresses()})
+    assert len(addresses) >= 3, "loopback, the network, and the slot's end of the wire"
     api_port = int(node.running.api_url.rpartition(":")[2])
-    places = [(address, port) for address in sorted(addresses) for port in (PORT, api_port, 22)]
-    assert _probe(sandbox, places) == Reached(tcp=[], udp=[])
+    places = [(address, port) for address in (*addresses, "10.11.0.1") for port in (PORT, api_port, 22)]
+    with _listener(addresses):
+        for address in addresses:
+            socket.create_connection((address, PORT), 5).close()
+        assert _probe(sandbox, places) == Reached(tcp=[], udp=[])
 
 
 def test_not_another_guest(node: NodeUnderTest, sandbox: Sandbox) -> None:
@@ -217,13 +212,13 @@ def _ip(*words: str) -> None:
 
 
 @contextmanager
-def _listener(*prefix: str) -> Iterator[None]:
-    """LISTENER in a process that `prefix` starts, until the context ends."""
-    command = [*prefix, sys.executable, "-c", LISTENER]
+def _listener(addresses: Iterable[str], *prefix: str) -> Iterator[None]:
+    """LISTENER on these addresses, in a process that `prefix` starts, until the context ends."""
+    command = [*prefix, sys.executable, "-c", LISTENER, *addresses]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"listening\n"
         try:
+            assert process.stdout.readline() == b"listening\n"
             yield
         finally:
             process.communicate(timeout=10)

@@ -73,10 +73,16 @@ def choose_block(subnet: IPv4Network, prefix: int, others: list[IPv4Network], ro
 @contextmanager
 def _locked(root: Path) -> Iterator[Path]:
     """The claims file, held alone. Waits for other nodes, which hold it for milliseconds."""
-    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with (root / "network.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield root / "network.json"
+    path = root / "network.lock"
+    while True:
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # The last node to go removes the file; who waited for it holds a lock that others cannot see.
+            if not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+                continue
+            yield root / "network.json"
+            return
 
 
 def _read(claims: Path) -> dict[str, IPv4Network]:
@@ -157,3 +163,6 @@ def forget_block(tag: str, root: Path = RUN_ROOT) -> None:
         if blocks.pop(tag, None) is not None:
             _write(claims, blocks)
         (root / f"node-{tag}.lock").unlink(missing_ok=True)
+        if not blocks:
+            claims.unlink(missing_ok=True)
+            (root / "network.lock").unlink(missing_ok=True)

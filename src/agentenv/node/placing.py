@@ -46,10 +46,7 @@ async def place(owner: Owner, saved: SavedMachine | None) -> None:
     shutil.rmtree(runtime_dir, ignore_errors=True)
     runtime_dir.mkdir(parents=True, mode=0o700)
     files = await _export(owner, runtime_dir)
-    attachment = NetworkAttachment(
-        slot.netns, slot.tap, slot.guest_mac, slot.guest_cidr, slot.gateway, slot.dns, slot.gateway_mac
-    )
-    spec = MachineSpec(record.sandbox_id, record.resources, host.kernel, files, attachment)
+    spec = MachineSpec(record.sandbox_id, record.resources, host.kernel, files, _attachment(slot))
     if saved is None:
         vmm = await host.driver.boot(spec)
     else:

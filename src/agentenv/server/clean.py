@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import shutil
@@ -30,6 +31,9 @@ async def clean(config: Config) -> None:
     await BlockDaemon(bin_dir=bin_dir, run_dir=run, state_dir=state).stop()
     await asyncio.to_thread(destroy_all, node_tag(run))
     await asyncio.to_thread(shutil.rmtree, run, True)
+    with contextlib.suppress(OSError):
+        # Shared by the nodes of this machine; it goes with the last one.
+        run.parent.rmdir()
     await asyncio.to_thread(shutil.rmtree, state, True)
 
 

@@ -134,7 +134,8 @@ def probe_inputs(config: Config, guest: GuestFiles) -> ProbeInputs:
         kernel=GuestKernel(guest.vmlinux, guest.probe_initramfs, guest.version),
         marker=PROBE_MARKER,
         launcher=config.server.bin_dir / "aenv-launch",
-        state_dir=config.server.state_dir,
+        # What was found holds for the host, not for one node: a new node need not wait for KVM to fail again.
+        cache_dir=cache_dir(),
         run_dir=config.run_dir,
         driver=config.virtualization.driver,
         accelerator=config.virtualization.accelerator,

@@ -1,6 +1,6 @@
 """Chooses the VMM driver of a node by really starting a tiny guest with each candidate.
 
-Owns the order of preference, the verdicts and their cache in the state directory. A /dev/kvm proves nothing: some
+Owns the order of preference, the verdicts and their cache in a directory of the host. A /dev/kvm proves nothing: some
 hosts have one on which a stock guest never boots. So the only question that is asked is "did a guest reach user
 space in time", and its answer is kept with all that could change it.
 """
@@ -73,7 +73,7 @@ class ProbeInputs:
     kernel: GuestKernel
     marker: bytes
     launcher: Path
-    state_dir: Path
+    cache_dir: Path
     # Where sockets may be made: short, RUN or /tmp.
     run_dir: Path
     driver: str = "auto"
@@ -98,7 +98,7 @@ async def choose_driver(inputs: ProbeInputs, now: Callable[[], float] = time.tim
 
 async def probe(inputs: ProbeInputs, make: Starter, identity: str, now: Callable[[], float]) -> ProbeReport:
     """Try the wanted candidates in order until one works. `identity` names all that a cached verdict depends on."""
-    cache = _Cache(inputs.state_dir / CACHE_FILE, identity)
+    cache = _Cache(inputs.cache_dir / CACHE_FILE, identity)
     verdicts: list[Verdict] = []
     for driver, accelerator in CANDIDATES:
         if any(verdict.works for verdict in verdicts):
