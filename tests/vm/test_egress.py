@@ -32,9 +32,9 @@ INTERNET: Final = "203.0.113.7"
 # Link-local with the clouds' metadata service, the private ranges, carrier NAT, and benchmarking.
 FORBIDDEN: Final = ("169.254.169.254", "10.99.0.7", "172.16.0.7", "192.168.77.7", "100.64.0.7", "198.18.0.7")
 PORT: Final = 8080
-# The default of network.subnet, from which slots have their addresses; and a routing table of our own.
+# The default of network.subnet, from which slots have their addresses; and a routing table of this process's own.
 SLOTS: Final = IPv4Network(NetworkConfig().subnet)
-TABLE: Final = "41207"
+TABLE: Final = str((1 << 20) + os.getpid())
 
 # Accepts connections on the addresses that it is given, and answers datagrams; says so, and ends with its standard
 # input. One socket for each address, since the answer to a datagram must come from where it went.
@@ -208,7 +208,8 @@ def _host_addresses() -> set[str]:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
 
 
 @contextmanager
