@@ -34,7 +34,6 @@ from agentenv.node.interface import (
     ForkResult,
     RouteAnswer,
     RouteRefusal,
-    RouteTarget,
     SnapshotResult,
     TemplateInfo,
 )
@@ -42,6 +41,7 @@ from agentenv.node.owner import Owner
 from agentenv.node.record import SandboxRecord, manifest_layer_ids
 from agentenv.node.starting import GENERATION_COUNTER, Claim, ResumeParams
 from agentenv.node.steps import STEPS
+from agentenv.node.viewing import route_target, view
 from agentenv.node.warm import WarmPool
 from agentenv.snapshots import new_layer_id, parse_reference
 
@@ -150,7 +150,7 @@ class Node:
         owner = self._owner(sandbox_id)
         resumed = bool(await owner.ask(Event.RESUME, ResumeParams(timeout_s)))
         owner.set_end(max(owner.record.end_at, self._host.clock.wall() + timeout_s))
-        return self._view(owner), resumed
+        return view(owner), resumed
 
     async def resume(self, sandbox_id: str, timeout_s: float, on_timeout_kill: bool | None) -> SandboxView:
         owner = self._owner(sandbox_id)
@@ -160,12 +160,12 @@ class Node:
         if on_timeout_kill is not None:
             action = ExpiryAction.KILL if on_timeout_kill else ExpiryAction.PAUSE
             owner.update(spec=replace(owner.record.spec, on_timeout=action))
-        return self._view(owner)
+        return view(owner)
 
     async def pause(self, sandbox_id: str) -> SandboxView:
         owner = self._owner(sandbox_id)
         await owner.ask(Event.PAUSE)
-        return self._view(owner)
+        return view(owner)
 
     async def kill(self, sandbox_id: str) -> None:
         owner = self._owner(sandbox_id)
@@ -231,7 +231,7 @@ class Node:
     # Look-ups
 
     def get(self, sandbox_id: str) -> SandboxView:
-        return self._view(self._owner(sandbox_id))
+        return view(self._owner(sandbox_id))
 
     def tombstone(self, sandbox_id: str) -> Tombstone | None:
         owner = self._owners.get(sandbox_id)
@@ -241,7 +241,7 @@ class Node:
         return self._host.database.tombstone(sandbox_id) or (owner.end_reason if owner is not None else None)
 
     def list_sandboxes(self) -> list[SandboxView]:
-        return [self._view(owner) for owner in self._owners.values() if owner.phase not in _HIDDEN]
+        return [view(owner) for owner in self._owners.values() if owner.phase not in _HIDDEN]
 
     def list_snapshots(self) -> list[SnapshotManifest]:
         catalog = self._host.catalog
@@ -269,7 +269,7 @@ class Node:
             log.warning("sandbox %s was not resumed on traffic: %s", sandbox_id, error)
         if owner.phase not in SERVING or owner.slot is None:
             return RouteRefusal(sandbox_id, "not_found")
-        return self._target(owner, port)
+        return route_target(owner, port)
 
     def live_generations(self) -> tuple[list[int], int]:
         serving = [o.record.generation for o in self._owners.values() if o.phase in SERVING]
@@ -339,7 +339,7 @@ class Node:
             self._abandon(clone)
             raise
         self._spawned[manifest.snapshot_id] += 1
-        return self._view(clone)
+        return view(clone)
 
     async def _started(self, owner: Owner, manifest: SnapshotManifest) -> SandboxView:
         done = owner.adopt_work(Event.STARTED, (Action.START,), manifest)
@@ -349,7 +349,7 @@ class Node:
             self._abandon(owner)
             raise
         self._spawned[manifest.snapshot_id] += 1
-        return self._view(owner)
+        return view(owner)
 
     def _abandon(self, owner: Owner) -> None:
         """Its creator went away before it had started: nobody knows its id, so nobody could ever end it."""
@@ -396,41 +396,10 @@ class Node:
         result: SnapshotResult = await self._owner(sandbox_id).ask(Event.SNAPSHOT, params)
         return result
 
-    def _view(self, owner: Owner) -> SandboxView:
-        record, tokens = owner.record, self._host.tokens
-        private = not record.spec.allow_public_traffic
-        return SandboxView(
-            sandbox_id=record.sandbox_id,
-            template_id=record.template_id,
-            alias=record.alias,
-            state=owner.state,
-            spec=record.spec,
-            resources=record.resources,
-            started_at=record.started_at,
-            end_at=record.end_at,
-            envd_access_token=tokens.envd(record.sandbox_id) if record.spec.secure else None,
-            traffic_access_token=tokens.traffic(record.sandbox_id) if private else None,
-            pause_safety=_PAUSE_SAFETY.get(owner.phase),
-        )
-
-    def _target(self, owner: Owner, port: int) -> RouteTarget:
-        assert owner.slot is not None
-        spec = owner.record.spec
-        token = None if spec.allow_public_traffic else self._host.tokens.traffic(owner.sandbox_id)
-        return RouteTarget(owner.slot.address, port, owner.record.generation, token, spec.mask_request_host)
-
 
 # Phases in which a sandbox does not exist for anybody outside.
 _ENDING: Final = frozenset({Phase.KILLING, Phase.GONE})
 _HIDDEN: Final = POOLED | _ENDING
-_PAUSE_SAFETY: Final = {
-    Phase.HELD_CAPTURING: "held",
-    Phase.HELD_CAPTURED: "held",
-    Phase.HELD_WAITING: "held",
-    # It would survive a power loss, but "durable" also says that the host has its memory back.
-    Phase.LINGERING: "held",
-    Phase.PAUSED: "durable",
-}
 
 
 def _child_result(result: SandboxView | BaseException) -> SandboxView | AenvError:
