@@ -5,12 +5,13 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aenv_wire::route::{HealthAnswer, LiveRequest, WithdrawAnswer, WithdrawRequest};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -76,9 +77,10 @@ pub async fn serve(listener: UnixListener, control: Arc<Control>) {
 }
 
 async fn connection(stream: UnixStream, control: Arc<Control>) {
+    let told_to_stop = AtomicBool::new(false);
     let service = service_fn(|request| {
-        let control = Arc::clone(&control);
-        async move { Ok::<_, Infallible>(answer(&control, request).await) }
+        let (control, told_to_stop) = (Arc::clone(&control), &told_to_stop);
+        async move { Ok::<_, Infallible>(answer(&control, request, told_to_stop).await) }
     });
     // Errors mean that the server went away.
     drop(
@@ -86,9 +88,15 @@ async fn connection(stream: UnixStream, control: Arc<Control>) {
             .serve_connection(TokioIo::new(stream), service)
             .await,
     );
+    // Only now: with nothing else to wait for the process ends at once, and the answer must be out by then.
+    if told_to_stop.load(Ordering::Relaxed) {
+        control.shutdown.notify_one();
+    }
 }
 
-async fn answer(control: &Control, request: Request<Incoming>) -> Response<Full<Bytes>> {
+/// The answer to one request. `told_to_stop` becomes true when it was the order to stop, which the answer's end carries
+/// out: it closes the connection.
+async fn answer(control: &Control, request: Request<Incoming>, told_to_stop: &AtomicBool) -> Response<Full<Bytes>> {
     let (parts, body) = request.into_parts();
     match (parts.method, parts.uri.path()) {
         (Method::POST, "/withdraw") => match read::<WithdrawRequest>(body).await {
@@ -101,8 +109,12 @@ async fn answer(control: &Control, request: Request<Incoming>) -> Response<Full<
         },
         (Method::GET, "/health") => json(StatusCode::OK, &health(control)),
         (Method::POST, "/shutdown") => {
-            control.shutdown.notify_one();
-            json(StatusCode::OK, &serde_json::json!({}))
+            told_to_stop.store(true, Ordering::Relaxed);
+            let mut response = json(StatusCode::OK, &serde_json::json!({}));
+            response
+                .headers_mut()
+                .insert(CONNECTION, HeaderValue::from_static("close"));
+            response
         }
         _ => failure(StatusCode::NOT_FOUND, "no such control request"),
     }
