@@ -20,6 +20,7 @@ from typing import Final
 
 import httpx
 import pytest
+from bench.node import free_port
 from e2b import Sandbox
 
 from agentenv.config import NetworkConfig
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.vm
 INTERNET: Final = "203.0.113.7"
 # Link-local with the clouds' metadata service, the private ranges, carrier NAT, and benchmarking.
 FORBIDDEN: Final = ("169.254.169.254", "10.99.0.7", "172.16.0.7", "192.168.77.7", "100.64.0.7", "198.18.0.7")
-PORT: Final = 8080
+# On the host it must be nobody's; in the guests and outside any will do.
+PORT: Final = free_port()
 # The default of network.subnet, from which slots have their addresses; and a routing table of this process's own.
 SLOTS: Final = IPv4Network(NetworkConfig().subnet)
 TABLE: Final = str((1 << 20) + os.getpid())

@@ -73,7 +73,8 @@ def test_files(sandbox: Sandbox) -> None:
 
 def test_ten_pauses_keep_every_write_and_the_process(node: NodeUnderTest, sandbox: Sandbox) -> None:
     ticker = sandbox.commands.run(
-        "i=0; while true; do i=$((i+1)); echo $i > /tmp/tick; sleep 0.1; done", background=True
+        "i=0; while true; do i=$((i+1)); echo $i > /tmp/.tick; mv /tmp/.tick /tmp/tick; sleep 0.1; done",
+        background=True,
     )
     for cycle in range(10):
         sandbox.files.write(f"/home/user/cycle{cycle}", f"written in cycle {cycle}")

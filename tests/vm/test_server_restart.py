@@ -56,9 +56,13 @@ class Restartable:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Restartable]:
-    made = Restartable()
-    yield made
-    made.remove()
+    # The SDK finds its node by the environment, which belongs to the session's node again afterwards.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY"):
+            patch.setenv(name, "")
+        made = Restartable()
+        yield made
+        made.remove()
 
 
 @pytest.fixture
