@@ -42,7 +42,9 @@ def test_the_v1_python_sdk_walks(node: NodeUnderTest) -> None:
 def test_the_npm_sdk_walks(node: NodeUnderTest, tmp_path: Path) -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node or npm is not installed")
-    _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1", NPM_SDK], tmp_path)
+    # Without --prefix npm looks for a project in the folders above.
+    options = ["--prefix", ".", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"]
+    _install(["npm", "install", *options, NPM_SDK], tmp_path)
     shutil.copy(SDK_DIR / "walk.mjs", tmp_path)
     assert {"tenCycles", "snapshot", "fork"} <= set(_walk(["node", str(tmp_path / "walk.mjs")])["steps"])
 
