@@ -26,6 +26,7 @@ RUNS: Final = 30
 RUNS_SLOW: Final = 8
 RUNS_BOOT: Final = 5
 DURABLE_S_MAX: Final = 120.0
+GONE_S_MAX: Final = 60.0
 # How long the model "thinks" between a pause and the resume.
 THINKING_S: Final = 1.0
 # Between two creates; a trainer does something with a sandbox before it asks for the next.
@@ -62,6 +63,13 @@ class Bench:
         while self.pause_safety(sandbox_id) != "durable" or sandbox_id in self.vmm_pids():
             if time.monotonic() > until:
                 raise TimeoutError(f"{sandbox_id} did not become durable within {DURABLE_S_MAX:g} s")
+            time.sleep(0.02)
+
+    def wait_gone(self, sandbox_ids: set[str]) -> None:
+        until = time.monotonic() + GONE_S_MAX
+        while sandbox_ids & {path.name for path in (self.run_dir / "vm").iterdir()}:
+            if time.monotonic() > until:
+                raise TimeoutError(f"killed sandboxes were not gone within {GONE_S_MAX:g} s")
             time.sleep(0.02)
 
     def pause_safety(self, sandbox_id: str) -> str | None:
@@ -219,6 +227,8 @@ def fork16(bench: Bench) -> Samples:
                 private = [float(private_bytes(pids[child])) for child in children]
             for child in children:
                 bench.api.delete(f"/sandboxes/{child}").raise_for_status()
+            # A kill is answered before the process is gone; sixteen that are going are no part of the next fork.
+            bench.wait_gone(set(children))
     return {"fork16_all": everything, "fork16_frozen": frozen, "clone_private_bytes": private}
 
 

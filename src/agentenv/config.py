@@ -96,7 +96,7 @@ class SandboxConfig:
     )
     fork_count_max: int = whole_setting(100, 1, 1_000, "Most children of one fork request.")
     live_count_max: int = whole_setting(1_000, 1, 100_000, "Most sandboxes that hold a VMM at the same time.")
-    start_concurrency_max: int = whole_setting(4, 1, 256, "Starts and resumes that run at the same time.")
+    start_concurrency_max: int = whole_setting(8, 1, 256, "Starts and resumes that run at the same time.")
     start_queue_length_max: int = whole_setting(256, 0, 100_000, "Starts that may wait for their turn; beyond it: 429.")
     start_wait_s_max: float = seconds_setting(30.0, 0.1, 600.0, "Longest wait for a turn; beyond it: 429.")
     memory_reserve_mib: int = whole_setting(1_024, 0, 1 << 20, "Memory of the host that sandboxes may not take.")
