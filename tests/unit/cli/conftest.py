@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,14 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_server import API_KEY, FakeServer
 
 Aenv = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _hang_ups() -> Iterator[None]:
-    """`aenv` leaves an ignored signal ignored, and under nohup it would inherit that from us."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
