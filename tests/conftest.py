@@ -10,8 +10,8 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_as_in_a_terminal() -> Iterator[None]:
-    """Programs under test inherit what we ignore and leave it ignored: under nohup, or as a background job of a script, no
-    test of ctrl-C or of a hang-up would mean anything."""
+    """Programs under test leave ignored what we ignore: under nohup, or as a background job of a script, no test of
+    ctrl-C or of a hang-up would mean anything."""
     defaults = {
         signal.SIGHUP: signal.SIG_DFL,
         signal.SIGINT: signal.default_int_handler,
