@@ -40,6 +40,11 @@ pub const RUNNING_PER_EXPORT_MAX: usize = 16;
 /// Bytes of parked requests per export; beyond it a request takes a thread after all.
 pub const PARKED_BYTES_MAX: usize = 32 << 20;
 
+/// How long a write waits for room on the host's disk before the guest gets the error, and how often it looks. Long
+/// enough for a person or a collection to make room; below the 120 s after which a guest's kernel complains of a hang.
+pub const FULL_DISK_WAIT: Duration = Duration::from_secs(110);
+pub const FULL_DISK_RETRY: Duration = Duration::from_millis(200);
+
 /// Connections to the control socket, and operations that run at a time over all of them.
 pub const CONNECTIONS_MAX: usize = 128;
 pub const OPERATIONS_MAX: usize = 64;

@@ -3,6 +3,15 @@
 //! Two processes from one binary. `keeper` owns the mounts and is as small as can be; `serve` does the work. Each
 //! watches the other and starts it again, so that guests see a stall of milliseconds when either is killed.
 
+/// One line on stderr. Not `eprintln!`, which ends the process when it cannot write: the log lies on the same disk as the
+/// guests' data, and a full one must not take the daemon with it.
+macro_rules! say {
+    ($($what:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($what)*);
+    }};
+}
+
 mod arguments;
 mod capture;
 mod control;
@@ -58,14 +67,14 @@ fn exit<E: std::error::Error>(name: &str, outcome: Result<(), E>, in_use: impl F
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("aenv-blockd {name}: {}", control::chain(&error));
+            say!("aenv-blockd {name}: {}", control::chain(&error));
             ExitCode::from(if in_use(&error) { IN_USE } else { FAILED })
         }
     }
 }
 
 fn bad_usage(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("aenv-blockd: {}", control::chain(error));
+    say!("aenv-blockd: {}", control::chain(error));
     eprint!("{}", arguments::USAGE);
     ExitCode::from(BAD_USAGE)
 }

@@ -178,7 +178,7 @@ pub fn be_called(name: &std::ffi::CStr) {
 /// The OOM killer takes these two last: their death stalls every guest.
 pub fn stay_out_of_the_oom_killers_reach() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
-        eprintln!("aenv-blockd: cannot set oom_score_adj to -900: {error}");
+        say!("aenv-blockd: cannot set oom_score_adj to -900: {error}");
     }
 }
 

@@ -79,7 +79,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     for session in [&disks, &memory] {
         take_over(session).map_err(system("start the threads that answer guests"))?;
     }
-    eprintln!(
+    say!(
         "aenv-blockd: {} answers for {} exports after {:?}",
         std::process::id(),
         exports.count(),
@@ -121,7 +121,7 @@ fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
             .and_then(|()| write_record(&folders.serve_record()));
         match cleaned.and_then(|()| listen(&folders.socket())) {
             Ok(listener) => daemon.serve(&listener),
-            Err(error) => eprintln!("aenv-blockd: the control socket cannot be opened: {error}"),
+            Err(error) => say!("aenv-blockd: the control socket cannot be opened: {error}"),
         }
         std::thread::sleep(CONTROL_RETRY);
     }
@@ -130,9 +130,7 @@ fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
 fn take_over(session: &Arc<Session>) -> io::Result<()> {
     // Before anything was ever read this puts nothing back; so the first blockd need not know that it is the first.
     if let Err(error) = session.channel.resend() {
-        eprintln!(
-            "aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end"
-        );
+        say!("aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end");
     }
     session.start()
 }
@@ -165,7 +163,7 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
             daemon.captures.cancel_all();
             let _ = crate::files::remove_if_there(&folders.socket());
             let _ = crate::files::remove_if_there(&folders.serve_record());
-            eprintln!(
+            say!(
                 "aenv-blockd: {} ends {}",
                 std::process::id(),
                 if stopped { "as told" } else { "with its mounts" }
@@ -192,7 +190,7 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
             return end_without_keeper(folders);
         }
         let delay = backoff.delay(started.elapsed());
-        eprintln!(
+        say!(
             "aenv-blockd: keeper {} ended; the next one starts after {delay:?}",
             keeper.pid
         );
@@ -204,7 +202,7 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
                     daemon.keeper().signal(Signal::TERM);
                 }
             }
-            Err(error) => eprintln!("aenv-blockd: no keeper can be started: {error}"),
+            Err(error) => say!("aenv-blockd: no keeper can be started: {error}"),
         }
     }
 }
@@ -214,7 +212,7 @@ fn end_without_keeper(folders: &Folders) {
     crate::keeper::unmount(&folders.memory_mount);
     crate::keeper::unmount(&folders.disk_mount);
     if let Err(error) = rustix::process::kill_process(rustix::process::getpid(), Signal::TERM) {
-        eprintln!("aenv-blockd: cannot end as told: {error}");
+        say!("aenv-blockd: cannot end as told: {error}");
     }
 }
 

@@ -21,7 +21,7 @@ pub fn orders() {
 fn be_an_io_flusher() {
     // SAFETY: this prctl takes one number and changes only flags of this task, inherited by its later threads.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
-        eprintln!("aenv-blockd: no PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
+        say!("aenv-blockd: no PR_SET_IO_FLUSHER: {}", std::io::Error::last_os_error());
     }
 }
 
@@ -30,11 +30,11 @@ fn be_an_io_flusher() {
 fn keep_touched_memory() {
     if !may_lock_without_limit() {
         // With a limit, what is mapped later would count against it and mappings would begin to fail.
-        return eprintln!("aenv-blockd: memory is not locked: no CAP_IPC_LOCK and a limit");
+        return say!("aenv-blockd: memory is not locked: no CAP_IPC_LOCK and a limit");
     }
     // SAFETY: mlockall changes how the kernel treats our pages, not their content.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-        eprintln!("aenv-blockd: memory is not locked: {}", std::io::Error::last_os_error());
+        say!("aenv-blockd: memory is not locked: {}", std::io::Error::last_os_error());
     }
 }
 
@@ -56,7 +56,7 @@ fn raise_the_descriptor_limit() {
             maximum: limit.maximum,
         },
     ) {
-        eprintln!(
+        say!(
             "aenv-blockd: the limit of open files stays at {:?}: {error}",
             limit.current
         );

@@ -50,7 +50,7 @@ pub async fn answer(api: &Api, client: &Arc<Client>, mut inbound: Inbound) -> Re
         }
         // It may have done what was asked, so nobody is told to retry blindly.
         Err(ExchangeError::Broken(error)) => {
-            eprintln!("proxy: API server broke off: {}", chain(&error));
+            say!("proxy: API server broke off: {}", chain(&error));
             answer::plain(
                 form,
                 StatusCode::BAD_GATEWAY,

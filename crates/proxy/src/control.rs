@@ -69,7 +69,7 @@ pub async fn serve(listener: UnixListener, control: Arc<Control>) {
                 tokio::spawn(connection(stream, Arc::clone(&control)));
             }
             Err(error) => {
-                eprintln!("proxy: control socket: {error}");
+                say!("proxy: control socket: {error}");
                 tokio::time::sleep(crate::limits::ACCEPT_BACKOFF).await;
             }
         }

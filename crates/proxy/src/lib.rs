@@ -10,6 +10,15 @@
 //! server -> control -> directory (withdraw, live)
 //! ```
 
+/// One line on stderr. Not `eprintln!`, which ends the process when it cannot write: the log lies on the same disk as the
+/// guests' data, and a full one must not take the daemon with it.
+macro_rules! say {
+    ($($what:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($what)*);
+    }};
+}
+
 pub mod answer;
 pub mod api;
 pub mod args;

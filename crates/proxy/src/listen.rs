@@ -30,7 +30,7 @@ fn raise_descriptor_limit() -> usize {
             maximum,
         },
     ) {
-        eprintln!("proxy: cannot raise the limit of open descriptors: {error}");
+        say!("proxy: cannot raise the limit of open descriptors: {error}");
     }
     getrlimit(Resource::Nofile)
         .current
@@ -49,7 +49,7 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, clients: Arc<Client
             Ok((stream, peer)) => admit(stream, peer, &front, &clients),
             // Out of descriptors or memory; connections that wait in the backlog get their turn later.
             Err(error) => {
-                eprintln!("proxy: accept: {error}");
+                say!("proxy: accept: {error}");
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }

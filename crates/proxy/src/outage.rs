@@ -21,14 +21,14 @@ impl Outage {
 
     pub fn begin(&self, error: &dyn std::error::Error) {
         if !self.is_away.swap(true, Ordering::Relaxed) {
-            eprintln!("proxy: {} cannot be reached: {}", self.peer, chain(error));
+            say!("proxy: {} cannot be reached: {}", self.peer, chain(error));
         }
     }
 
     pub fn end(&self) {
         // A load is cheaper than a swap, and this runs for every request.
         if self.is_away.load(Ordering::Relaxed) && self.is_away.swap(false, Ordering::Relaxed) {
-            eprintln!("proxy: {} is back", self.peer);
+            say!("proxy: {} is back", self.peer);
         }
     }
 }

@@ -54,7 +54,7 @@ impl Resolver {
         match &answer {
             Ok(_) => self.outage.end(),
             Err(ResolveError::Unreachable(error)) => self.outage.begin(error),
-            Err(error) => eprintln!("proxy: resolve failed: {}", chain(error)),
+            Err(error) => say!("proxy: resolve failed: {}", chain(error)),
         }
         answer
     }

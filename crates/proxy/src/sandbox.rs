@@ -99,7 +99,7 @@ fn is_unreachable(error: &ExchangeError) -> bool {
 fn failed(form: Form, place: &Place, error: ExchangeError) -> Reply {
     match error {
         ExchangeError::Connect(ConnectError::NoSocket(error)) => {
-            eprintln!("proxy: no socket for a guest connection: {error}");
+            say!("proxy: no socket for a guest connection: {error}");
             answer::unavailable(form, "the proxy is out of sockets")
         }
         // This client was reset; whatever is answered, it gets nothing, and least of all another resolve.

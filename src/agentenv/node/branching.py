@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agentenv.errors import AenvError, OperationFailed
 from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_build_id, new_snapshot_id
-from agentenv.node.capturing import seal_upper, start_capture
+from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.interface import SnapshotResult
 from agentenv.node.owner import Owner, Work
 from agentenv.node.record import manifest_layer_ids
@@ -133,6 +133,7 @@ async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tupl
     """
     host, vmm = owner.host, owner.vmm
     assert vmm is not None
+    check_room(owner)
     started = host.clock.monotonic()
     try:
         await vmm.stop()

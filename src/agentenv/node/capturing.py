@@ -5,9 +5,10 @@ Both must happen while the VMM is stopped, in this order, after its device state
 
 from __future__ import annotations
 
+import shutil
 from typing import Final, Literal
 
-from agentenv.errors import OperationFailed
+from agentenv.errors import OperationFailed, StorageFull
 from agentenv.model import DiskStack, MemoryStack
 from agentenv.node.owner import Owner
 from agentenv.node.placing import reserved
@@ -16,6 +17,8 @@ from agentenv.snapshots import new_layer_id
 
 # After so many captures of one VMM run on top of each other, the next one is written whole again.
 CAPTURE_CHAIN_LENGTH_MAX: Final = 8
+# A device state, an index and the database's own pages; the pages of memory come on top.
+CAPTURE_ROOM_MIB_MIN: Final = 8
 
 
 async def seal_upper(owner: Owner) -> str:
@@ -47,6 +50,16 @@ async def start_capture(owner: Owner, job: str, layer: str, hold: Literal["buffe
         base=host.repository.layer_paths(base.layers) if base is not None else None,
     )
     return base if base is not None and started.based else record.memory
+
+
+def check_room(owner: Owner) -> None:
+    """Refuse before the VMM is stopped: on a full disk its writes wait in blockd, and a stop would wait for them.
+
+    Raises `StorageFull`. What a capture really needs is reserved later; this only keeps the guest running meanwhile.
+    """
+    free_mib = shutil.disk_usage(owner.host.paths.state).free >> 20
+    if free_mib < CAPTURE_ROOM_MIB_MIN:
+        raise StorageFull(f"the node's disk is full ({free_mib} MiB free); the sandbox runs on")
 
 
 def _base(owner: Owner) -> MemoryStack | None:

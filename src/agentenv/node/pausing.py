@@ -17,7 +17,7 @@ from typing import Final
 from agentenv.errors import AenvError, OperationFailed, VmmGone
 from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_snapshot_id
-from agentenv.node.capturing import seal_upper, start_capture
+from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import displace, reserved
 from agentenv.node.record import PendingCapture
@@ -37,6 +37,7 @@ async def hold(owner: Owner, work: Work) -> Event:
     assert vmm is not None
     pending = PendingCapture(memory_layer=new_layer_id(), device_state=new_layer_id())
     try:
+        check_room(owner)
         owner.update(pending=pending)
         await vmm.stop()
         await vmm.save_device_state(host.repository.state_path(pending.device_state))

@@ -51,7 +51,7 @@ impl Captures {
             let path = entry?.path();
             let partial = fs::read_to_string(&path)?;
             if Path::new(&partial).is_absolute() {
-                eprintln!("aenv-blockd: removing the partial layer {partial} of a capture that was cut off");
+                say!("aenv-blockd: removing the partial layer {partial} of a capture that was cut off");
                 remove_if_there(Path::new(&partial))?;
             }
             remove_if_there(&path)?;
@@ -131,7 +131,7 @@ impl Captures {
         let names: Vec<String> = self.jobs().keys().cloned().collect();
         for name in names {
             if let Err(error) = self.cancel(&name) {
-                eprintln!("aenv-blockd: capture {name} could not be cancelled: {error}");
+                say!("aenv-blockd: capture {name} could not be cancelled: {error}");
             }
         }
     }
@@ -287,7 +287,7 @@ impl Captures {
     fn end(&self, job: &Arc<Job>, mut state: MutexGuard<'_, State>) {
         *state = State::Ended;
         if let Err(error) = remove_if_there(&self.record_path(&job.spec.job)) {
-            eprintln!(
+            say!(
                 "aenv-blockd: cannot remove the record of capture {}: {error}",
                 job.spec.job
             );

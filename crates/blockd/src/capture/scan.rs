@@ -166,7 +166,7 @@ mod tests {
         assert!(by_reading(&pagemap, base as u64, length as u64).unwrap() == wanted);
         match by_ioctl(&pagemap, base as u64, length as u64) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                eprintln!("skipped: no PAGEMAP_SCAN here");
+                say!("skipped: no PAGEMAP_SCAN here");
             }
             ranges => assert!(ranges.unwrap() == wanted),
         }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(by_reading(&pagemap, base as u64, length as u64).unwrap(), wanted);
         match by_ioctl(&pagemap, base as u64, length as u64) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                eprintln!("skipped: no PAGEMAP_SCAN here")
+                say!("skipped: no PAGEMAP_SCAN here")
             }
             ranges => assert_eq!(ranges.unwrap(), wanted),
         }

@@ -37,7 +37,7 @@ impl Daemon {
                 continue;
             };
             if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-                eprintln!("aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused");
+                say!("aenv-blockd: more than {CONNECTIONS_MAX} control connections: one is refused");
                 continue;
             }
             connections.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Daemon {
                 Ok(Some(body)) => self.take(&body, &writer),
                 Ok(None) => return,
                 Err(error) => {
-                    eprintln!("aenv-blockd: a control connection ends: {error}");
+                    say!("aenv-blockd: a control connection ends: {error}");
                     return;
                 }
             }

@@ -93,6 +93,11 @@ impl Flight {
         }
     }
 
+    /// Whether everything is refused; a handler that waits for better times asks it.
+    pub fn is_abandoned(&self) -> bool {
+        self.lock().abandoned
+    }
+
     /// From now on everything is refused. Returns the requests that waited; the caller answers them.
     pub fn abandon(&self) -> Vec<u64> {
         let mut inner = self.lock();

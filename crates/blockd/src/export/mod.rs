@@ -83,7 +83,7 @@ impl Export {
         let count = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_power_of_two() {
             let (name, why) = (&self.name, crate::control::chain(error));
-            eprintln!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
+            say!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
         }
     }
 

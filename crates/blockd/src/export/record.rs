@@ -95,7 +95,7 @@ impl Records {
             match serde_json::from_slice::<Record>(&fs::read(&path)?) {
                 Ok(record) => records.push(record),
                 Err(error) => {
-                    eprintln!(
+                    say!(
                         "aenv-blockd: record {} is damaged and set aside: {error}",
                         path.display()
                     );

@@ -84,7 +84,7 @@ impl Exports {
             source,
         };
         let (data_bytes, index_entries) = finish_sealing(Path::new(&upper)).map_err(failed)?;
-        eprintln!(
+        say!(
             "aenv-blockd: finished the seal of export {} that was cut off",
             record.name
         );

@@ -58,7 +58,7 @@ impl Exports {
         };
         for export in exports.all() {
             if let Err(error) = exports.repair_seal(&export) {
-                eprintln!(
+                say!(
                     "aenv-blockd: seal of export {} is still undone: {}",
                     export.name,
                     crate::control::chain(&error)

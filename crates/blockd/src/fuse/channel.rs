@@ -31,7 +31,7 @@ impl Channel {
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
                 Err(Errno::NODEV) => return None,
                 Err(error) => {
-                    eprintln!("aenv-blockd: reading from /dev/fuse failed: {error}");
+                    say!("aenv-blockd: reading from /dev/fuse failed: {error}");
                     return None;
                 }
             }
@@ -73,7 +73,7 @@ impl Channel {
         match rustix::io::writev(&self.descriptor, &[IoSlice::new(&header), IoSlice::new(body)]) {
             // ENOENT: the requester was killed meanwhile. ENODEV: the mount is gone. Nobody waits in either case.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(error) => eprintln!(
+            Err(error) => say!(
                 "aenv-blockd: answering {unique:#x} with {} bytes failed: {error}",
                 body.len()
             ),

@@ -7,13 +7,14 @@
 
 use std::ops::Range;
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use aenv_wire::block::ExportKind;
 
 use super::abi::{FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, Request, opcode};
 use super::session::Session;
 use crate::export::{Content, Export, ExportError, layers_errno};
-use crate::limits::{SECTOR_BYTES, TRANSFER_BYTES_MAX};
+use crate::limits::{FULL_DISK_RETRY, FULL_DISK_WAIT, SECTOR_BYTES, TRANSFER_BYTES_MAX};
 use crate::stats::Counter;
 
 /// What to answer.
@@ -112,13 +113,36 @@ fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u
         return Err(libc::EFBIG);
     }
     let content = content(session, export)?;
-    let result = match is_whole(offset, length as u64) {
+    let result = when_there_is_room(export, || match is_whole(offset, length as u64) {
         true => content.write_at(bytes, offset),
         false => write_parts_of_sectors(export, &content, bytes, offset, data),
-    };
+    });
     result.map_err(|error| failed(export, "write", &error))?;
     session.counters.add_many(Counter::WrittenBytes, length as u64);
     u32::try_from(length).map(Done::Written).map_err(|_| libc::EINVAL)
+}
+
+/// Holds a write back while the host's disk is full, and tries again: an error would make the guest's file system give
+/// itself up for good, and a stall is over when somebody makes room. Only guests that write wait, each on a bounded
+/// number of threads (`RUNNING_PER_EXPORT_MAX`); an abandoned export stops waiting.
+fn when_there_is_room(
+    export: &Export,
+    mut write: impl FnMut() -> Result<(), aenv_layers::Error>,
+) -> Result<(), aenv_layers::Error> {
+    let begun = Instant::now();
+    loop {
+        match write() {
+            Err(error)
+                if layers_errno(&error) == libc::ENOSPC
+                    && begun.elapsed() < FULL_DISK_WAIT
+                    && !export.flight.is_abandoned() =>
+            {
+                export.tell_of_failure("write yet", &error);
+                std::thread::sleep(FULL_DISK_RETRY);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Reads what lies around the bytes, puts them in and writes it all back. `scratch` holds a transfer and two sectors.

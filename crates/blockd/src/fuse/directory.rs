@@ -63,7 +63,7 @@ fn init(session: &Session, request: Request<'_>) -> Body {
         wanted |= init_flag::ASYNC_DIO;
     }
     if offered & init_flag::HAS_RESEND == 0 {
-        eprintln!(
+        say!(
             "aenv-blockd: this kernel (before 6.9) cannot resend requests: those in flight when blockd dies never end"
         );
     }

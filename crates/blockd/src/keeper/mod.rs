@@ -101,7 +101,7 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
     };
     if let Err(error) = write_record(&folders.keeper_record()) {
         // Guests are worth more than the record: it only helps to find us.
-        eprintln!(
+        say!(
             "aenv-blockd keeper: cannot write {}: {error}",
             folders.keeper_record().display()
         );
@@ -162,17 +162,17 @@ impl Keeper {
                         return stop(&peer);
                     }
                     peer.reap();
-                    eprintln!(
+                    say!(
                         "aenv-blockd keeper: blockd {} ended after {:?}",
                         peer.pid,
                         started.elapsed()
                     );
                 }
                 // Out of memory or processes: giving up would end every guest, so it is tried again.
-                Err(error) => eprintln!("aenv-blockd keeper: blockd cannot be started: {error}"),
+                Err(error) => say!("aenv-blockd keeper: blockd cannot be started: {error}"),
             }
             if !mounts::is_mounted(&self.arguments.folders.disk_mount) {
-                return eprintln!("aenv-blockd keeper: the mounts are gone");
+                return say!("aenv-blockd keeper: the mounts are gone");
             }
             if self.told_to_stop(backoff.delay(started.elapsed())) {
                 return;
@@ -232,7 +232,7 @@ impl Keeper {
 fn stop(blockd: &Peer) {
     blockd.signal(Signal::TERM);
     if !blockd.wait(Some(STOP_WAIT)) {
-        eprintln!(
+        say!(
             "aenv-blockd keeper: blockd {} does not end within {STOP_WAIT:?}: it is killed",
             blockd.pid
         );

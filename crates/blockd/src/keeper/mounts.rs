@@ -55,7 +55,7 @@ pub fn mount(source: &str, path: &Path) -> Result<OwnedFd, MountError> {
 pub fn unmount(path: &Path) {
     while is_mounted(path) {
         if let Err(error) = rustix::mount::unmount(path, UnmountFlags::DETACH) {
-            eprintln!("aenv-blockd keeper: cannot unmount {}: {error}", path.display());
+            say!("aenv-blockd keeper: cannot unmount {}: {error}", path.display());
             return;
         }
     }
@@ -70,7 +70,7 @@ pub fn remove_stale(path: &Path) -> Result<(), MountError> {
                 kind: entry.kind,
             });
         }
-        eprintln!("aenv-blockd keeper: removing the stale mount at {}", path.display());
+        say!("aenv-blockd keeper: removing the stale mount at {}", path.display());
         let failed = |error: rustix::io::Errno| MountError::Stale {
             path: path.to_owned(),
             source: error.into(),
@@ -89,7 +89,7 @@ pub fn set_read_ahead(path: &Path) {
     let Some(entry) = find(path) else { return };
     let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
     if let Err(error) = std::fs::write(&file, (TRANSFER_BYTES_MAX >> 10).to_string()) {
-        eprintln!("aenv-blockd keeper: cannot set {file}; cold memory images load slower: {error}");
+        say!("aenv-blockd keeper: cannot set {file}; cold memory images load slower: {error}");
     }
 }
 
