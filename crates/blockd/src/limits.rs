@@ -41,8 +41,8 @@ pub const RUNNING_PER_EXPORT_MAX: usize = 16;
 pub const PARKED_BYTES_MAX: usize = 32 << 20;
 
 /// How long a write waits for room on the host's disk before the guest gets the error, and how often it looks. Long
-/// enough for a person or a collection to make room; below the 120 s after which a guest's kernel complains of a hang.
-pub const FULL_DISK_WAIT: Duration = Duration::from_secs(110);
+/// enough for a person or a collection to make room; well below the 120 s after which a guest's kernel complains of a hang.
+pub const FULL_DISK_WAIT: Duration = Duration::from_secs(60);
 pub const FULL_DISK_RETRY: Duration = Duration::from_millis(200);
 
 /// Connections to the control socket, and operations that run at a time over all of them.
