@@ -66,7 +66,9 @@ def test_files_pause_and_fork_need_nothing_of_the_image(node: NodeUnderTest, tem
     assert bytes(box.files.read("/data/deep/file", format="bytes")) == b"\0binary\xff"
     assert {entry.name for entry in box.files.list("/")} >= {"bin", "data", "etc", "proc", "tmp"}
     assert [entry.name for entry in box.files.list("/bin")] == ["busybox"]
-    loop = "i=0; while :; do i=$((i+1)); echo $i > /data/tick; /bin/busybox sleep 0.1; done"
+    # Renamed into place: a file that shrinks while it is read breaks the download off, as it must.
+    loop = "i=0; while :; do i=$((i+1)); echo $i > /data/new; /bin/busybox mv /data/new /data/tick; "
+    loop += "/bin/busybox sleep 0.1; done"
     _exec(box.sandbox_id, BINARY, "sh", "-c", loop, options=("--detach",))
     node.wait("its first tick", lambda: box.files.exists("/data/tick"))
     for safety in ("held", "durable"):
