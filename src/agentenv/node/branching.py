@@ -67,7 +67,7 @@ async def take_fork(owner: Owner, work: Work) -> Event:
         async with _branch(owner, SnapshotParams(SnapshotKind.FORK)) as point:
             if work.requests[0].done.done():
                 raise OperationFailed("the fork's requester has gone away")
-            owner.host.reserved_layers.update(manifest_layer_ids(point.manifest))
+            owner.host.reserve(*manifest_layer_ids(point.manifest))
             work.resolve(point)
     except SourceLost as error:
         owner.condemn("vmm_died", str(error))
@@ -108,13 +108,13 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
     """Freeze, copy, let go on, write the memory layer. The new layers are reserved while the context is open."""
     host = owner.host
     memory_layer, state = new_layer_id(), new_layer_id()
-    ids = {memory_layer, state}
-    host.reserved_layers |= ids
+    ids = [memory_layer, state]
+    host.reserve(*ids)
     job = f"{owner.sandbox_id}-{memory_layer}"
     try:
         disk, below, frozen_s = await _freeze(owner, job, memory_layer, state)
-        ids.add(disk.layers[-1])
-        host.reserved_layers |= ids
+        host.reserve(disk.layers[-1])
+        ids.append(disk.layers[-1])
         memory = MemoryStack(memory_layer, below.size_bytes, (*below.layers, memory_layer))
         await host.block.capture_finish(job)
         owner.update(captured_memory=memory)
@@ -123,7 +123,7 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
         await _drop_job(owner, job)
         raise
     finally:
-        host.reserved_layers -= ids
+        host.release(*ids)
 
 
 async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tuple[DiskStack, MemoryStack, float]:

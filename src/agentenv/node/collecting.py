@@ -63,7 +63,7 @@ class Collector:
 
     def _needed(self) -> set[str]:
         """Asked for after the candidates were listed, and without an await: it is one consistent view."""
-        needed = set(self._host.reserved_layers)
+        needed = set(self._host.reservations)
         for manifest in self._host.catalog.all():
             needed |= manifest_layer_ids(manifest)
         for record in self._records():

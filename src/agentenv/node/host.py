@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +80,18 @@ class Host:
     pause_linger_s: float
     # Set by the node: asks for a collection of unneeded layers soon.
     collect_soon: Callable[[], None]
-    # Layers that are being written and that no record names yet; the collector leaves them alone.
-    reserved_layers: set[str] = field(default_factory=set)
+    # Layers that are being written and that no record names yet, and how many hold each of them: a fork's requester
+    # still holds what the capture that made it lets go of.
+    reservations: Counter[str] = field(default_factory=Counter)
+
+    def reserve(self, *layer_ids: str) -> None:
+        """Keep the collector away from layers until as many `release`s."""
+        self.reservations.update(layer_ids)
+
+    def release(self, *layer_ids: str) -> None:
+        """Undo one `reserve`."""
+        self.reservations.subtract(layer_ids)
+        self.reservations = +self.reservations
 
     def commit_to_catalog(self, manifest: SnapshotManifest) -> None:
         """Make a committed snapshot resolvable. Call it after `Repository.commit` returned."""

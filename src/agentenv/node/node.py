@@ -189,7 +189,7 @@ class Node:
             children = [self._launch(spec, point.manifest) for _ in range(count)]
         finally:
             # From here on the children's records name the layers.
-            self._host.reserved_layers -= manifest_layer_ids(point.manifest)
+            self._host.release(*manifest_layer_ids(point.manifest))
         starts = (self._started(child, point.manifest) for child in children)
         results = await asyncio.gather(*starts, return_exceptions=True)
         return ForkResult(tuple(_child_result(result) for result in results), point.frozen_s)

@@ -135,8 +135,8 @@ async def _release_exports(owner: Owner) -> None:
 @contextlib.contextmanager
 def reserved(owner: Owner, *layer_ids: str) -> Iterator[None]:
     """Keep the collector away from layers that no record names yet."""
-    owner.host.reserved_layers.update(layer_ids)
+    owner.host.reserve(*layer_ids)
     try:
         yield
     finally:
-        owner.host.reserved_layers.difference_update(layer_ids)
+        owner.host.release(*layer_ids)

@@ -43,7 +43,9 @@ class Importer(Protocol):
 class Reservations(Protocol):
     """What a build needs of the node's bookkeeping: layers that no record names yet."""
 
-    reserved_layers: set[str]
+    def reserve(self, *layer_ids: str) -> None: ...
+
+    def release(self, *layer_ids: str) -> None: ...
 
 
 class Builder:
@@ -97,7 +99,7 @@ class Builder:
         """`unbootable` is raised when the machine ends during its first boot: whose fault a bad image is."""
         size_bytes = await asyncio.to_thread(_checked_size, image)
         layer = new_layer_id()
-        self._reservations.reserved_layers.add(layer)
+        self._reservations.reserve(layer)
         try:
             self._progress(f"template {name}: importing {image.name} as a layer")
             await self._block.import_raw(image, self._repository.layer_path(layer))
@@ -109,7 +111,7 @@ class Builder:
             # Nobody else knows the machine, so it ended by itself: PID 1 found no root file system that it can mount.
             raise unbootable(f"image: {image} does not boot: its machine ended before the guest was ready") from error
         finally:
-            self._reservations.reserved_layers.discard(layer)
+            self._reservations.release(layer)
 
 
 def _checked_size(image: Path) -> int:

@@ -232,6 +232,20 @@ async def test_a_collection_beside_the_start_of_children_takes_nothing_they_need
     assert all(isinstance(child, SandboxView) for child in (await forking).children)
 
 
+async def test_a_forks_layers_stay_reserved_after_its_capture_until_the_requester_lets_go(
+    world: World, sandbox: SandboxView
+) -> None:
+    point = await world.owner(sandbox.sandbox_id).ask(Event.FORK)
+    await world.until(sandbox.sandbox_id, Phase.RUNNING)
+    layers = {*point.manifest.disk.layers, *point.manifest.memory.layers, point.manifest.device_state}
+    await world.node._collector.sweep()
+    assert layers <= world.repository.stored_ids()
+    world.host.release(*layers)
+    assert not world.host.reservations
+    await world.node._collector.sweep()
+    assert point.manifest.device_state not in world.repository.stored_ids()
+
+
 async def test_layers_of_children_survive_the_end_of_their_source(world: World, sandbox: SandboxView) -> None:
     result = await world.node.fork(sandbox.sandbox_id, 1, 60)
     [child] = result.children

@@ -36,7 +36,14 @@ class Store:
 
 class Reserved:
     def __init__(self) -> None:
-        self.reserved_layers: set[str] = set()
+        self.held: list[str] = []
+
+    def reserve(self, *layer_ids: str) -> None:
+        self.held += layer_ids
+
+    def release(self, *layer_ids: str) -> None:
+        for layer_id in layer_ids:
+            self.held.remove(layer_id)
 
 
 async def test_an_image_that_ends_its_machine_is_a_bad_request_that_names_it(tmp_path: Path) -> None:
@@ -49,4 +56,4 @@ async def test_an_image_that_ends_its_machine_is_a_bad_request_that_names_it(tmp
     builder = Builder(node, store, cast(Repository, store), reserved, tmp_path, lambda _: None)
     with pytest.raises(InvalidRequest, match=r"broken\.ext4 does not boot"):
         await builder.build("broken", image, BASE_RESOURCES)
-    assert reserved.reserved_layers == set()
+    assert reserved.held == []
