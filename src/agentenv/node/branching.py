@@ -48,13 +48,8 @@ async def take_snapshot(owner: Owner, work: Work) -> Event:
         async with _branch(owner, params) as point:
             await commit(owner, point.manifest)
             work.resolve(SnapshotResult(point.manifest, point.frozen_s))
-    except SourceLost as error:
-        owner.condemn("vmm_died", str(error))
-        work.reject(error)
-        return Event.SOURCE_LOST
     except AenvError as error:
-        owner.host.collect_soon()
-        work.reject(error)
+        return _failed(owner, work, error, Event.SNAPSHOT_ENDED)
     return Event.SNAPSHOT_ENDED
 
 
@@ -69,14 +64,19 @@ async def take_fork(owner: Owner, work: Work) -> Event:
                 raise OperationFailed("the fork's requester has gone away")
             owner.host.reserve(*manifest_layer_ids(point.manifest))
             work.resolve(point)
-    except SourceLost as error:
-        owner.condemn("vmm_died", str(error))
-        work.reject(error)
-        return Event.SOURCE_LOST
     except AenvError as error:
-        owner.host.collect_soon()
-        work.reject(error)
+        return _failed(owner, work, error, Event.FORK_ENDED)
     return Event.FORK_ENDED
+
+
+def _failed(owner: Owner, work: Work, error: AenvError, ended: Event) -> Event:
+    """Tell the requester; the outcome is `ended` unless the source itself was lost."""
+    work.reject(error)
+    if isinstance(error, SourceLost):
+        owner.condemn("vmm_died", str(error))
+        return Event.SOURCE_LOST
+    owner.host.collect_soon()
+    return ended
 
 
 async def copy_pause(owner: Owner, work: Work) -> None:
