@@ -112,8 +112,6 @@ def check(item: Setting, value: Any, source: str) -> None:
         if not item.minimum <= value <= item.maximum:
             raise ConfigError(f"{where}: {value} is outside {item.minimum:g} to {item.maximum:g}")
     elif item.choices and value not in item.choices:
-        if (item.key, value) == ("snapshot.backend", "oss"):
-            raise ConfigError(f"{where}: the oss back-end is not in this version; use posix_fs")
         raise ConfigError(f"{where}: {value!r} is not one of {', '.join(item.choices)}")
     elif item.kind == "path":
         if value is None and item.default is not None:

@@ -36,6 +36,7 @@ from agentenv._setting import (
     text_setting,
     whole_setting,
 )
+from agentenv._storage_settings import CacheConfig, ImagesConfig, SnapshotConfig, check_storage
 from agentenv.errors import ConfigError
 
 DEFAULT_PATH: Final = Path("/etc/aenv/config.toml")
@@ -125,21 +126,6 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PosixFsConfig:
-    """[snapshot.posix_fs]: a repository in a directory."""
-
-    path: Path | None = path_setting(None, "Directory of the repository. Empty: state_dir/repository.")
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotConfig:
-    """[snapshot]: where committed snapshots live."""
-
-    backend: str = text_setting("posix_fs", "Kind of repository.", ("posix_fs",))
-    posix_fs: PosixFsConfig = dataclasses.field(default_factory=PosixFsConfig)
-
-
-@dataclass(frozen=True, slots=True)
 class LimitsConfig:
     """[limits]: bounds of the API itself."""
 
@@ -171,6 +157,8 @@ class Config:
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
     snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    images: ImagesConfig = dataclasses.field(default_factory=ImagesConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -207,6 +195,11 @@ class Config:
         """The directory of the posix_fs repository."""
         return self.snapshot.posix_fs.path or self.server.state_dir / "repository"
 
+    @property
+    def cache_dir(self) -> Path:
+        """The folder of the block cache."""
+        return self.cache.dir or self.server.state_dir / "cache" / "blocks"
+
 
 def _section(field: dataclasses.Field[Any]) -> type | None:
     """The dataclass of a field that is a section, None for a setting."""
@@ -227,8 +220,6 @@ SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({item.key: item for it
 # Names that the documentation of later versions uses. Refusing them by name is kinder than "unknown key", and
 # accepting them would promise something that does not happen.
 _NOT_YET: Final[Mapping[str, str]] = {
-    "snapshot.oss": "the oss back-end",
-    "cache": "the block cache of remote layers",
     "p2p": "peer-to-peer distribution",
 }
 
@@ -265,6 +256,7 @@ def effective(config: Config) -> list[tuple[Setting, Any, str]]:
         "server.run_dir": config.run_dir,
         "server.api_keys_file": config.api_keys_file,
         "snapshot.posix_fs.path": config.repository_dir,
+        "cache.dir": config.cache_dir,
     }
     rows: list[tuple[Setting, Any, str]] = []
     for key, item in SETTINGS.items():
@@ -346,6 +338,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"server.run_dir: longer than {_RUN_DIR_CHARS_MAX} characters, too long for Unix sockets")
     if config.sandbox.timeout_s_default > config.sandbox.timeout_s_max:
         raise ConfigError("sandbox.timeout_s_default: larger than sandbox.timeout_s_max")
+    check_storage(config.snapshot, config.images)
     try:
         subnet = ipaddress.IPv4Network(config.network.subnet)
     except ValueError as error:
