@@ -46,8 +46,8 @@ async def take_snapshot(owner: Owner, work: Work) -> Event:
     params: SnapshotParams = work.params
     try:
         async with _branch(owner, params) as point:
-            await commit(owner, point.manifest)
-            work.resolve(SnapshotResult(point.manifest, point.frozen_s))
+            manifest = await commit(owner, point.manifest)
+            work.resolve(SnapshotResult(manifest, point.frozen_s))
     except AenvError as error:
         return _failed(owner, work, error, Event.SNAPSHOT_ENDED)
     return Event.SNAPSHOT_ENDED
@@ -62,7 +62,7 @@ async def take_fork(owner: Owner, work: Work) -> Event:
         async with _branch(owner, SnapshotParams(SnapshotKind.FORK)) as point:
             if work.requests[0].done.done():
                 raise OperationFailed("the fork's requester has gone away")
-            owner.host.reserve(*manifest_layer_ids(point.manifest))
+            owner.host.layers.reserve(*manifest_layer_ids(point.manifest))
             work.resolve(point)
     except AenvError as error:
         return _failed(owner, work, error, Event.FORK_ENDED)
@@ -86,7 +86,7 @@ async def copy_pause(owner: Owner, work: Work) -> None:
     assert pause is not None
     manifest = _described(owner, replace(pause, snapshot_id=new_snapshot_id()), params)
     try:
-        await asyncio.to_thread(owner.host.repository.commit, manifest)
+        await owner.host.layers.repository.commit(manifest)
     except AenvError as error:
         work.reject(error)
         return
@@ -94,13 +94,13 @@ async def copy_pause(owner: Owner, work: Work) -> None:
     work.resolve(SnapshotResult(manifest, 0.0))
 
 
-async def commit(owner: Owner, manifest: SnapshotManifest) -> None:
-    """Make a branch point durable and visible: layers first, the record last."""
-    repository, block = owner.host.repository, owner.host.block
-    paths = repository.layer_paths([manifest.disk.layers[-1], manifest.memory.layers[-1]])
-    await block.sync([*paths, str(repository.state_path(manifest.device_state))])
-    await asyncio.to_thread(repository.commit, manifest)
-    owner.host.commit_to_catalog(manifest)
+async def commit(owner: Owner, manifest: SnapshotManifest) -> SnapshotManifest:
+    """Make a branch point durable and visible: layers first, the record last. Returns it as it was committed."""
+    layers = owner.host.layers
+    published = await layers.publish(manifest)
+    await layers.repository.commit(published)
+    owner.host.commit_to_catalog(published)
+    return published
 
 
 @asynccontextmanager
@@ -109,11 +109,11 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
     host = owner.host
     memory_layer, state = new_layer_id(), new_layer_id()
     ids = [memory_layer, state]
-    host.reserve(*ids)
+    host.layers.reserve(*ids)
     job = f"{owner.sandbox_id}-{memory_layer}"
     try:
         disk, below, frozen_s = await _freeze(owner, job, memory_layer, state)
-        host.reserve(disk.layers[-1])
+        host.layers.reserve(disk.layers[-1])
         ids.append(disk.layers[-1])
         memory = MemoryStack(memory_layer, below.size_bytes, (*below.layers, memory_layer))
         await host.block.capture_finish(job)
@@ -123,7 +123,7 @@ async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchP
         await _drop_job(owner, job)
         raise
     finally:
-        host.release(*ids)
+        host.layers.release(*ids)
 
 
 async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tuple[DiskStack, MemoryStack, float]:
@@ -137,7 +137,7 @@ async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tupl
     started = host.clock.monotonic()
     try:
         await vmm.stop()
-        await vmm.save_device_state(host.repository.state_path(state))
+        await vmm.save_device_state(host.layers.staging.state_path(state))
         await seal_upper(owner)
         disk = owner.record.disk
         below = await start_capture(owner, job, memory_layer, "buffer")

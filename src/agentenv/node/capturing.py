@@ -11,7 +11,6 @@ from typing import Final, Literal
 from agentenv.errors import OperationFailed, StorageFull
 from agentenv.model import DiskStack, MemoryStack
 from agentenv.node.owner import Owner
-from agentenv.node.placing import reserved
 from agentenv.node.record import memory_export_name
 from agentenv.snapshots import new_layer_id
 
@@ -25,9 +24,9 @@ async def seal_upper(owner: Owner) -> str:
     """Turn the upper into a sealed layer under a new upper; the record follows. Returns the sealed layer's id."""
     host, record = owner.host, owner.record
     sealed, fresh = record.upper, new_layer_id()
-    with reserved(owner, fresh):
+    with host.layers.reserved(fresh):
         await host.block.seal_disk(record.disk_export, host.paths.upper(record.sandbox_id, fresh))
-        host.repository.adopt_layer(host.paths.upper(record.sandbox_id, sealed), sealed)
+        host.layers.staging.adopt(host.paths.upper(record.sandbox_id, sealed), sealed)
         owner.update(disk=DiskStack(record.disk.size_bytes, (*record.disk.layers, sealed)), upper=fresh)
     return sealed
 
@@ -45,9 +44,9 @@ async def start_capture(owner: Owner, job: str, layer: str, hold: Literal["buffe
         address=mapping.address,
         length_bytes=mapping.length_bytes,
         parent=memory_export_name(record.memory.image_id),
-        layer=host.repository.layer_path(layer),
+        layer=host.layers.staging.layer_path(layer),
         hold=hold,
-        base=host.repository.layer_paths(base.layers) if base is not None else None,
+        base=host.layers.paths(base.layers) if base is not None else None,
     )
     return base if base is not None and started.based else record.memory
 

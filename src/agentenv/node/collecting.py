@@ -1,4 +1,8 @@
-"""Collection of layers that no committed snapshot, no sandbox and no work in progress needs any more."""
+"""Collection of what no sandbox and no work in progress needs: local layers, holds, and blobs of deleted snapshots.
+
+What committed snapshots need is the repository's business (`snapshots`): blobs go only when no record of any node names
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Final
 from agentenv.errors import AenvError
 from agentenv.model import MemoryStack
 from agentenv.node.host import Host
-from agentenv.node.record import SandboxRecord, manifest_layer_ids
+from agentenv.node.record import SandboxRecord
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +45,15 @@ class Collector:
 
     async def sweep(self) -> int:
         """Delete unneeded layers now; returns how many files went."""
-        repository = self._host.repository
-        candidates = await asyncio.to_thread(repository.stored_ids)
-        idle = self._unneeded_images(self._needed())
+        layers = self._host.layers
+        candidates = await asyncio.to_thread(layers.staging.stored_ids)
+        idle = self._unneeded_images(self._needed() | self._committed())
         await self._host.images.forget({stack.image_id for stack in idle})
         needed = self._needed() | self._needed_by(self._host.images.stacks_in_use())
-        return await asyncio.to_thread(repository.collect, candidates, needed)
+        await layers.let_go(needed)
+        removed = await asyncio.to_thread(layers.staging.collect, candidates, needed)
+        layers.forget_published(candidates - needed)
+        return removed + await layers.sweep()
 
     async def _sweep_later(self) -> None:
         while True:
@@ -63,12 +70,14 @@ class Collector:
 
     def _needed(self) -> set[str]:
         """Asked for after the candidates were listed, and without an await: it is one consistent view."""
-        needed = set(self._host.reservations)
-        for manifest in self._host.catalog.all():
-            needed |= manifest_layer_ids(manifest)
+        needed = self._host.layers.reservations
         for record in self._records():
             needed |= record.layer_ids()
         return needed
+
+    def _committed(self) -> set[str]:
+        """Tops of the memory images that a create may ask for next: they stay exported, and their pages cached."""
+        return {m.memory.layers[-1] for m in self._host.catalog.all() if m.memory.layers}
 
     def _unneeded_images(self, needed: set[str]) -> list[MemoryStack]:
         """Idle exports whose top layer no snapshot or sandbox names: the image of an ended fork or an old pause."""

@@ -48,7 +48,9 @@ async def tear_down(owner: Owner, work: Work) -> Event:
             log.warning("sandbox %s: not everything is given back yet: %s", owner.sandbox_id, error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
-    await asyncio.to_thread(_remove_files, owner)
+    if owner.record.pause is not None:
+        await host.layers.drop_record(owner.record.pause)
+    await asyncio.to_thread(shutil.rmtree, host.paths.sandbox_dir(owner.sandbox_id), ignore_errors=True)
     _delete_row(owner)
     host.collect_soon()
     return Event.TORN_DOWN
@@ -78,10 +80,3 @@ def _delete_row(owner: Owner) -> None:
     except AenvError as error:
         # The next start of the server finds the row in phase `killing` and ends it again, which is harmless.
         log.error("sandbox %s: its row could not be deleted: %s", owner.sandbox_id, error)
-
-
-def _remove_files(owner: Owner) -> None:
-    host = owner.host
-    if owner.record.pause is not None:
-        host.repository.remove(owner.record.pause.snapshot_id)
-    shutil.rmtree(host.paths.sandbox_dir(owner.sandbox_id), ignore_errors=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +15,9 @@ from agentenv.network import SlotPool
 from agentenv.node.admission import Admission
 from agentenv.node.database import Database
 from agentenv.node.images import MemoryImages
+from agentenv.node.layers import Layers
 from agentenv.node.tokens import Tokens
-from agentenv.snapshots import Catalog, Repository
+from agentenv.snapshots import Catalog, CommittedRepository
 from agentenv.vmm import GuestKernel, VmmDriver
 
 
@@ -59,13 +59,14 @@ class Paths:
 
 @dataclass(slots=True)
 class Host:
-    """The collaborators. Fields never change after composition, but for the sets at the end."""
+    """The collaborators. Fields never change after composition."""
 
     paths: Paths
     clock: Clock
     database: Database
-    repository: Repository
+    repository: CommittedRepository
     catalog: Catalog
+    layers: Layers
     images: MemoryImages
     block: BlockClient
     slots: SlotPool
@@ -80,18 +81,6 @@ class Host:
     pause_linger_s: float
     # Set by the node: asks for a collection of unneeded layers soon.
     collect_soon: Callable[[], None]
-    # Layers that are being written and that no record names yet, and how many hold each of them: a fork's requester
-    # still holds what the capture that made it lets go of.
-    reservations: Counter[str] = field(default_factory=Counter)
-
-    def reserve(self, *layer_ids: str) -> None:
-        """Keep the collector away from layers until as many `release`s."""
-        self.reservations.update(layer_ids)
-
-    def release(self, *layer_ids: str) -> None:
-        """Undo one `reserve`."""
-        self.reservations.subtract(layer_ids)
-        self.reservations = +self.reservations
 
     def commit_to_catalog(self, manifest: SnapshotManifest) -> None:
         """Make a committed snapshot resolvable. Call it after `Repository.commit` returned."""

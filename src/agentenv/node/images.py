@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
 from agentenv.errors import BlockError
 from agentenv.model import MemoryStack
 from agentenv.node.record import memory_export_name
-from agentenv.snapshots import Repository
 
 IDLE_IMAGES_MAX: Final = 32
 
@@ -27,12 +27,18 @@ class MemoryExports(Protocol):
     async def unexport(self, name: str) -> None: ...
 
 
+class LayerPaths(Protocol):
+    """Where blockd finds layers; the real one is `layers.Layers`."""
+
+    def paths(self, layer_ids: Iterable[str]) -> list[str]: ...
+
+
 class MemoryImages:
     """Counts the users of each exported image. Not safe for threads; one event loop."""
 
-    def __init__(self, exports: MemoryExports, repository: Repository) -> None:
+    def __init__(self, exports: MemoryExports, layers: LayerPaths) -> None:
         self._exports = exports
-        self._repository = repository
+        self._layers = layers
         self._users: Counter[str] = Counter()
         self._idle: OrderedDict[str, MemoryStack] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
@@ -51,7 +57,7 @@ class MemoryImages:
         try:
             async with self._lock(stack.image_id):
                 self._idle.pop(stack.image_id, None)
-                layers = self._repository.layer_paths(stack.layers)
+                layers = self._layers.paths(stack.layers)
                 return await self._exports.export_memory(memory_export_name(stack.image_id), stack.size_bytes, layers)
         except BaseException:
             self._users[stack.image_id] -= 1

@@ -10,15 +10,19 @@ An id of 24 hexadecimal digits is a local layer or device state; one of 64 is a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from agentenv.errors import AenvError
 from agentenv.model import DiskStack, MemoryStack, SnapshotManifest
 from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import Blob, CommittedRepository, Staging, is_local
+
+log = logging.getLogger(__name__)
 
 
 class Layers:
@@ -29,6 +33,9 @@ class Layers:
         self.repository = repository
         self._reservations: Counter[str] = Counter()
         self._held: set[str] = set()
+        # Records to remove that could not be, and blobs that a removed record named.
+        self._undropped: dict[str, SnapshotManifest] = {}
+        self._dropped: set[str] = set()
         # What a local layer was published as: the next snapshot of the same disk need not hash it again.
         self._published: dict[str, Blob] = {}
         self._publishing: dict[str, asyncio.Task[Blob]] = {}
@@ -93,6 +100,38 @@ class Layers:
         if idle:
             self._held -= idle
             await self.repository.release(idle)
+
+    # Records that go
+
+    async def remove_record(self, manifest: SnapshotManifest) -> None:
+        """Hide a snapshot; the next sweep collects the blobs that only it named. Idempotent; raises `AenvError`."""
+        await self.repository.remove(manifest.snapshot_id)
+        self._dropped |= {i for i in manifest_layer_ids(manifest) if not is_local(i)}
+
+    async def drop_record(self, manifest: SnapshotManifest) -> None:
+        """As `remove_record` and never fails: what cannot go now (a store that is out) goes with a later sweep."""
+        try:
+            await self.remove_record(manifest)
+        except AenvError as error:
+            log.warning("the record of %s stays for now: %s", manifest.snapshot_id, error)
+            self._undropped[manifest.snapshot_id] = manifest
+
+    async def sweep(self) -> int:
+        """Try again what `drop_record` could not, and collect the blobs of removed records; returns how many went.
+
+        Raises `AenvError`; the blobs are then collected next time.
+        """
+        undropped, self._undropped = self._undropped, {}
+        for manifest in undropped.values():
+            await self.drop_record(manifest)
+        dropped, self._dropped = self._dropped, set()
+        if not dropped:
+            return 0
+        try:
+            return (await self.repository.sweep(0.0, only=dropped)).removed
+        except BaseException:
+            self._dropped |= dropped
+            raise
 
     # Publishing
 

@@ -29,6 +29,7 @@ from agentenv.model import (
 from agentenv.node import recovery
 from agentenv.node.branching import BranchPoint, SnapshotParams
 from agentenv.node.collecting import Collector
+from agentenv.node.following import Follower
 from agentenv.node.host import Host
 from agentenv.node.interface import (
     ForkResult,
@@ -63,6 +64,8 @@ class NodeSettings:
     warm_per_template: int
     # Why this driver was chosen, one line a candidate.
     virtualization: str
+    # How often the repository is looked at for snapshots of other nodes.
+    refresh_s: float
 
 
 class Node:
@@ -82,6 +85,7 @@ class Node:
             host.admission.is_busy,
             host.clock.monotonic,
         )
+        self._follower = Follower(host, settings.refresh_s, self._warm.forget)
         host.collect_soon = self._collector.soon
         host.admission.live_count = self._live_count
 
@@ -107,6 +111,7 @@ class Node:
                 host.images.pin(record.memory.image_id)
             await self._apply(owner, todo)
         self._collector.soon()
+        self._follower.start()
 
     async def _apply(self, owner: Owner, todo: recovery.Plan) -> None:
         log.info("sandbox %s: found as %s, goes on as %s", owner.sandbox_id, owner.record.phase, todo.phase)
@@ -128,6 +133,7 @@ class Node:
         """Stop deciding; sandboxes go on. The next server takes over."""
         self._stopping = True
         await self._warm.close()
+        await self._follower.stop()
         await self._collector.stop()
         await asyncio.gather(*(owner.shut_down() for owner in self._owners.values()))
 
@@ -138,13 +144,12 @@ class Node:
     # Requests
 
     async def create(self, spec: SandboxSpec) -> SandboxView:
-        manifest = self._host.catalog.resolve(spec.template)
+        manifest = await self._follower.find(spec.template)
         self._host.admission.check_fits(manifest.resources)
         clone = self._warm.take(manifest)
         if clone is not None:
             return await self._claimed(clone, spec, manifest)
-        owner = self._launch(spec, manifest)
-        return await self._started(owner, manifest)
+        return await self._started_anew(spec, manifest)
 
     async def connect(self, sandbox_id: str, timeout_s: float) -> tuple[SandboxView, bool]:
         owner = self._owner(sandbox_id)
@@ -176,8 +181,12 @@ class Node:
         self._owner(sandbox_id).set_end(self._host.clock.wall() + timeout_s)
 
     async def snapshot(self, sandbox_id: str, name: str | None) -> SnapshotResult:
-        names = (parse_reference(name),) if name else ()
-        return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT, names))
+        if not name:
+            return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT))
+        full_name = parse_reference(name)
+        self._owner(sandbox_id)
+        async with self._host.layers.repository.reserved_name(full_name):
+            return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT, (full_name,)))
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> ForkResult:
         if not 1 <= count <= self._settings.fork_count_max:
@@ -189,14 +198,14 @@ class Node:
             children = [self._launch(spec, point.manifest) for _ in range(count)]
         finally:
             # From here on the children's records name the layers.
-            self._host.release(*manifest_layer_ids(point.manifest))
+            self._host.layers.release(*manifest_layer_ids(point.manifest))
         starts = (self._started(child, point.manifest) for child in children)
         results = await asyncio.gather(*starts, return_exceptions=True)
         return ForkResult(tuple(_child_result(result) for result in results), point.frozen_s)
 
     async def delete_snapshot(self, reference: str) -> None:
-        manifest = self._host.catalog.resolve(reference)
-        await asyncio.to_thread(self._host.repository.remove, manifest.snapshot_id)
+        manifest = await self._follower.find(reference)
+        await self._host.layers.remove_record(manifest)
         self._host.catalog.discard(manifest.snapshot_id)
         self._warm.forget(manifest.snapshot_id)
         self._collector.soon()
@@ -222,8 +231,10 @@ class Node:
             host.database.set_value(COLD_BOOT_COUNTER, round((host.clock.monotonic() - started) * 1e6))
             assert owner.slot is not None
             await host.guest.warm_up(owner.slot.address, TEMPLATE_WARM_UP_RUNS)
-            params = SnapshotParams(SnapshotKind.TEMPLATE, (parse_reference(name),))
-            return (await self._snapshot(owner.sandbox_id, params)).manifest
+            full_name = parse_reference(name)
+            async with host.layers.repository.reserved_name(full_name):
+                params = SnapshotParams(SnapshotKind.TEMPLATE, (full_name,))
+                return (await self._snapshot(owner.sandbox_id, params)).manifest
         finally:
             owner.condemn("deleted", "a template was built in it")
             await owner.ask(Event.KILL)
@@ -322,10 +333,11 @@ class Node:
             )
         )
 
-    def _launch_clone(self, manifest: SnapshotManifest) -> Owner:
+    async def _launch_clone(self, manifest: SnapshotManifest) -> Owner:
         """A clone that is nobody's yet; its secret token is its own already, since it derives from its id."""
         spec = SandboxSpec(template=manifest.snapshot_id, timeout_s=0.0)
-        return self._launch(spec, manifest, Phase.WARMING)
+        async with self._host.layers.relied_on(manifest):
+            return self._launch(spec, manifest, Phase.WARMING)
 
     async def _claimed(self, clone: Owner, spec: SandboxSpec, manifest: SnapshotManifest) -> SandboxView:
         """Make a warm clone this create's sandbox; a clone that fails to is replaced by a start from the snapshot."""
@@ -334,12 +346,17 @@ class Node:
             await clone.ask(Event.CLAIM, claim)
         except AenvError as error:
             log.warning("warm clone %s could not be used: %s", clone.sandbox_id, error)
-            return await self._started(self._launch(spec, manifest), manifest)
+            return await self._started_anew(spec, manifest)
         except asyncio.CancelledError:
             self._abandon(clone)
             raise
         self._spawned[manifest.snapshot_id] += 1
         return view(clone)
+
+    async def _started_anew(self, spec: SandboxSpec, manifest: SnapshotManifest) -> SandboxView:
+        async with self._host.layers.relied_on(manifest):
+            owner = self._launch(spec, manifest)
+        return await self._started(owner, manifest)
 
     async def _started(self, owner: Owner, manifest: SnapshotManifest) -> SandboxView:
         done = owner.adopt_work(Event.STARTED, (Action.START,), manifest)

@@ -19,7 +19,7 @@ from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_snapshot_id
 from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.owner import Owner, Work
-from agentenv.node.placing import displace, reserved
+from agentenv.node.placing import displace
 from agentenv.node.record import PendingCapture
 from agentenv.node.starting import drop_capture
 from agentenv.snapshots import new_layer_id
@@ -40,7 +40,7 @@ async def hold(owner: Owner, work: Work) -> Event:
         check_room(owner)
         owner.update(pending=pending)
         await vmm.stop()
-        await vmm.save_device_state(host.repository.state_path(pending.device_state))
+        await vmm.save_device_state(host.layers.staging.state_path(pending.device_state))
         await _start_capture(owner)
     except AenvError as error:
         return await _undo_hold(owner, work, error)
@@ -70,22 +70,20 @@ async def capture(owner: Owner, work: Work) -> Event:
 async def commit_pause(owner: Owner, work: Work) -> Event:
     """Seal the disk and make the pause durable."""
     manifest: SnapshotManifest | None = None
+    layers = owner.host.layers
     try:
         await seal_upper(owner)
         ids = (new_layer_id(), new_layer_id())
-        with reserved(owner, *ids):
+        with layers.reserved(*ids):
             disk, memory = await _shortened(owner, ids)
-            manifest = _pause_manifest(owner, disk, memory)
-            repository = owner.host.repository
-            paths = repository.layer_paths([disk.layers[-1], memory.layers[-1]])
-            await owner.host.block.sync([*paths, str(repository.state_path(manifest.device_state))])
-            await asyncio.to_thread(repository.commit, manifest)
+            manifest = await layers.publish(_pause_manifest(owner, disk, memory))
+            await layers.repository.commit(manifest)
             # The VMM may go on after all: its next capture stores what differs from this one.
             owner.update_durably(pause=manifest, pending=None, captured_memory=memory)
     except AenvError as error:
         log.warning("sandbox %s stays held, its pause cannot be committed: %s", owner.sandbox_id, error)
         if manifest is not None:
-            owner.host.repository.remove(manifest.snapshot_id)
+            await layers.drop_record(manifest)
         return Event.COMMIT_FAILED
     return Event.COMMITTED
 
@@ -109,7 +107,10 @@ async def release_vmm(owner: Owner, work: Work) -> None:
     directory = owner.host.paths.sandbox_dir(owner.sandbox_id)
     for leftover in directory.glob("*"):
         leftover.unlink(missing_ok=True)
-    owner.update(upper="")
+    pause = owner.record.pause
+    assert pause is not None
+    # From here on the repository alone holds it, and the local copies may go.
+    owner.update(upper="", disk=pause.disk, memory=pause.memory, captured_memory=None)
     owner.host.collect_soon()
 
 
@@ -158,7 +159,7 @@ async def _undo_hold(owner: Owner, work: Work, error: AenvError) -> Event:
         return Event.SOURCE_LOST
     pending = owner.record.pending
     if pending is not None:
-        owner.host.repository.state_path(pending.device_state).unlink(missing_ok=True)
+        owner.host.layers.staging.state_path(pending.device_state).unlink(missing_ok=True)
     # In memory only: the disk may be full, and the phase change that follows stores it if it can.
     owner.record = replace(owner.record, pending=None)
     work.reject(error)
@@ -180,8 +181,8 @@ async def _shortened(owner: Owner, ids: tuple[str, str]) -> tuple[DiskStack, Mem
 
 
 async def _merge(owner: Owner, layers: tuple[str, ...], shared: int, into: str) -> tuple[str, ...]:
-    repository = owner.host.repository
-    await owner.host.block.merge(repository.layer_paths(layers[shared:]), repository.layer_path(into))
+    source = owner.host.layers.paths(layers[shared:])
+    await owner.host.block.merge(source, owner.host.layers.staging.layer_path(into))
     return (*layers[:shared], into)
 
 

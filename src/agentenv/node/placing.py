@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,7 +110,7 @@ async def _export(owner: Owner, runtime_dir: Path) -> MachineFiles:
     host, record = owner.host, owner.record
     upper = host.paths.upper(record.sandbox_id, record.upper)
     upper.parent.mkdir(parents=True, exist_ok=True)
-    lowers = host.repository.layer_paths(record.disk.layers)
+    lowers = host.layers.paths(record.disk.layers)
 
     async def memory() -> Path:
         path = await host.images.acquire(record.memory)
@@ -130,13 +128,3 @@ async def _release_exports(owner: Owner) -> None:
     if owner.mapped is not None:
         mapped, owner.mapped = owner.mapped, None
         await host.images.release(mapped)
-
-
-@contextlib.contextmanager
-def reserved(owner: Owner, *layer_ids: str) -> Iterator[None]:
-    """Keep the collector away from layers that no record names yet."""
-    owner.host.reserve(*layer_ids)
-    try:
-        yield
-    finally:
-        owner.host.release(*layer_ids)

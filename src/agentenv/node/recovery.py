@@ -97,9 +97,9 @@ async def reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
     upper = Path(export.upper).stem if export.upper else record.upper
     if layers == record.disk.layers and upper == record.upper:
         return record
-    for path in export.layers:
-        if Path(path).parent != host.repository.layers_dir:
-            host.repository.adopt_layer(Path(path), Path(path).stem)
+    for path in map(Path, export.layers):
+        if path.parent == host.paths.sandbox_dir(record.sandbox_id):
+            host.layers.staging.adopt(path, path.stem)
     reconciled = replace(record, disk=DiskStack(record.disk.size_bytes, layers), upper=upper)
     host.database.save(reconciled)
     return reconciled
@@ -115,9 +115,12 @@ async def remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
         if directory.name not in known:
             shutil.rmtree(directory, ignore_errors=True)
     kept = {record.pause.snapshot_id for record in known.values() if record.pause is not None}
-    for manifest in host.repository.load():
-        if manifest.kind is SnapshotKind.PAUSE and manifest.snapshot_id not in kept:
-            host.repository.remove(manifest.snapshot_id)
+    own = [m for m in host.catalog.of_kind(SnapshotKind.PAUSE) if m.node_id == host.layers.repository.node_id]
+    for manifest in own:
+        if manifest.snapshot_id not in kept:
+            await host.layers.drop_record(manifest)
+        # Only this node's sandboxes know their pauses.
+        host.catalog.discard(manifest.snapshot_id)
 
 
 async def _unexport_unknown(host: Host, known: dict[str, SandboxRecord]) -> None:

@@ -13,6 +13,7 @@ from agentenv.lifecycle import Event
 from agentenv.model import SandboxSpec, SnapshotManifest
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import SavedMachine, displace, greet, place
+from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import new_layer_id
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ async def start(owner: Owner, work: Work) -> Event:
 
     A start that fails leaves nothing but a tombstone: START_FAILED leads to the teardown.
     """
-    saved = None if work.params is None else saved_machine(owner, work.params)
     try:
+        saved = None if work.params is None else await saved_machine(owner, work.params)
         async with owner.host.admission.start(owner.record.resources):
             await place(owner, saved)
     except AenvError as error:
@@ -59,7 +60,7 @@ async def warm_up(owner: Owner, work: Work) -> Event:
     """
     try:
         async with owner.host.admission.start(owner.record.resources):
-            await place(owner, saved_machine(owner, work.params))
+            await place(owner, await saved_machine(owner, work.params))
             assert owner.slot is not None
             assert owner.vmm is not None
             token = owner.host.tokens.envd(owner.sandbox_id)
@@ -102,6 +103,8 @@ async def restore(owner: Owner, work: Work) -> Event:
     host, pause = owner.host, owner.record.pause
     assert pause is not None
     try:
+        # The resumed sandbox relies on these blobs after the pause's record is gone.
+        await host.layers.hold(manifest_layer_ids(pause))
         owner.update(
             disk=pause.disk,
             upper=new_layer_id(),
@@ -111,14 +114,13 @@ async def restore(owner: Owner, work: Work) -> Event:
             boot_id=host.boot_id,
         )
         async with host.admission.start(owner.record.resources):
-            await place(owner, saved_machine(owner, pause))
+            await place(owner, await saved_machine(owner, pause))
         owner.update(pause=None, end_at=_end_after(owner, work))
     except AenvError as error:
         await finish_despite_cancel(_undo_restore(owner))
         work.reject(error)
         return Event.RESUME_UNDONE
-    await asyncio.to_thread(host.repository.remove, pause.snapshot_id)
-    host.collect_soon()
+    await forget_pause(owner, pause)
     work.resolve(True)
     return Event.RESUMED
 
@@ -148,7 +150,7 @@ async def continue_held(owner: Owner, work: Work) -> Event:
         work.reject(error)
         return Event.SOURCE_LOST
     if pause is not None:
-        await asyncio.to_thread(host.repository.remove, pause.snapshot_id)
+        await forget_pause(owner, pause)
     host.collect_soon()
     work.resolve(True)
     return Event.RESUMED
@@ -164,9 +166,15 @@ async def drop_capture(owner: Owner) -> None:
             log.warning("sandbox %s: capture %s was not cancelled: %s", owner.sandbox_id, job, error)
 
 
-def saved_machine(owner: Owner, manifest: SnapshotManifest) -> SavedMachine:
-    """What a restore of this snapshot loads."""
-    return SavedMachine(owner.host.repository.state_path(manifest.device_state), manifest.machine)
+async def forget_pause(owner: Owner, pause: SnapshotManifest) -> None:
+    """The pause has served: its record goes, and what only it needed is collected."""
+    await owner.host.layers.drop_record(pause)
+    owner.host.collect_soon()
+
+
+async def saved_machine(owner: Owner, manifest: SnapshotManifest) -> SavedMachine:
+    """What a restore of this snapshot loads, as a local file. Raises `AenvError`."""
+    return SavedMachine(await owner.host.layers.state(manifest.device_state), manifest.machine)
 
 
 async def finish_despite_cancel(undo: Coroutine[Any, Any, None]) -> None:

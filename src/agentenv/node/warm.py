@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from agentenv.errors import AenvError
@@ -37,7 +37,7 @@ class WarmPool:
     def __init__(
         self,
         per_template: int,
-        make: Callable[[SnapshotManifest], Owner],
+        make: Callable[[SnapshotManifest], Awaitable[Owner]],
         warmed: Callable[[Owner, SnapshotManifest], asyncio.Future[None]],
         is_busy: Callable[[], bool],
         now_s: Callable[[], float],
@@ -101,7 +101,7 @@ class WarmPool:
 
     async def _warm_one(self, manifest: SnapshotManifest) -> None:
         try:
-            owner = self._make(manifest)
+            owner = await self._make(manifest)
             await self._warmed(owner, manifest)
         except AenvError as error:
             log.warning("no warm clone of %s could be made: %s", manifest.snapshot_id, error)
