@@ -3,17 +3,23 @@
 //! Written out by hand: options are few, all take a value, and half of them are only for the two daemons themselves.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::keeper::{Adopted, KeeperArguments};
-use crate::limits::{CAPTURE_BUFFER_BYTES_MAX_DEFAULT, SERVE_THREADS_DEFAULT, SERVE_THREADS_MAX};
+use crate::limits::{
+    CACHE_SIZE_BYTES_MIN, CAPTURE_BUFFER_BYTES_MAX_DEFAULT, MEMORY_OUTAGE_DEFAULT, MEMORY_OUTAGE_S_MAX,
+    SERVE_THREADS_DEFAULT, SERVE_THREADS_MAX,
+};
 use crate::process::{Peer, adopt};
 use crate::serve::ServeArguments;
 
 pub const USAGE: &str = "\
 usage: aenv-blockd keeper --run-dir DIR --state-dir DIR --memory-mount DIR --disk-mount DIR
                           [--serve-threads N] [--capture-buffer-bytes-max N]
+                          [--stores FILE --cache-dir DIR --cache-size-bytes-max N] [--memory-outage-s N]
 
 Serves layered disks and memory images as files on two FUSE mounts (Linux 6.9 or newer recommended).
 The keeper mounts and keeps `aenv-blockd serve` running; both may be killed at any time.
@@ -25,6 +31,10 @@ SIGTERM to the keeper ends both and unmounts. Control socket: RUN/blockd.sock (s
   --disk-mount DIR               where disks appear
   --serve-threads N              threads per mount at rest, 1 to 64 (default 4)
   --capture-buffer-bytes-max N   memory for captured pages (default 2 GiB)
+  --stores FILE                  how to reach stores; without it descriptors of remote blobs are refused
+  --cache-dir DIR                where blocks of remote blobs are kept
+  --cache-size-bytes-max N       room for them, 16 MiB or more
+  --memory-outage-s N            how long a memory image waits for its store (default 600)
 ";
 
 /// The folders that both daemons are told.
@@ -91,13 +101,17 @@ pub enum ArgumentError {
     Descriptor(&'static str, #[source] std::io::Error),
 }
 
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 16] = [
     "--run-dir",
     "--state-dir",
     "--memory-mount",
     "--disk-mount",
     "--serve-threads",
     "--capture-buffer-bytes-max",
+    "--stores",
+    "--cache-dir",
+    "--cache-size-bytes-max",
+    "--memory-outage-s",
     "--memory-fd",
     "--disk-fd",
     "--keeper-pid",
@@ -169,33 +183,90 @@ impl Options {
     }
 
     /// The settings of blockd, checked here so that a wrong one stops the keeper rather than every blockd.
-    fn settings(&self) -> Result<(usize, u64), ArgumentError> {
-        let name = "--serve-threads";
-        let threads = self.number(name)?.unwrap_or(SERVE_THREADS_DEFAULT as u64);
-        let in_range = usize::try_from(threads)
-            .ok()
-            .filter(|count| (1..=SERVE_THREADS_MAX).contains(count));
-        let bad = || ArgumentError::Bad {
-            name,
-            value: threads.to_string(),
-            wanted: "1 to 64",
-        };
-        let buffer = self
-            .number("--capture-buffer-bytes-max")?
-            .unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT);
-        Ok((in_range.ok_or_else(bad)?, buffer))
+    fn settings(&self) -> Result<Settings, ArgumentError> {
+        let threads = self.within("--serve-threads", 1..=SERVE_THREADS_MAX as u64, "1 to 64")?;
+        let buffer = self.number("--capture-buffer-bytes-max")?;
+        let outage = self.within("--memory-outage-s", 1..=MEMORY_OUTAGE_S_MAX, "1 to 86400")?;
+        Ok(Settings {
+            threads: threads.map_or(SERVE_THREADS_DEFAULT, |count| count as usize),
+            capture_buffer_bytes_max: buffer.unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT),
+            remote: self.remote()?,
+            memory_outage: outage.map_or(MEMORY_OUTAGE_DEFAULT, Duration::from_secs),
+        })
+    }
+
+    /// All three or none: half a cache is a mistake.
+    fn remote(&self) -> Result<Option<RemoteSettings>, ArgumentError> {
+        let names = ["--stores", "--cache-dir", "--cache-size-bytes-max"];
+        if !names.iter().any(|name| self.0.contains_key(name)) {
+            return Ok(None);
+        }
+        let size = self.within(names[2], CACHE_SIZE_BYTES_MIN..=u64::MAX, "at least 16 MiB (16777216)")?;
+        Ok(Some(RemoteSettings {
+            stores: self.folder(names[0])?,
+            cache_dir: self.folder(names[1])?,
+            cache_size_bytes_max: size.ok_or(ArgumentError::Missing(names[2]))?,
+        }))
+    }
+
+    fn within(
+        &self,
+        name: &'static str,
+        range: RangeInclusive<u64>,
+        wanted: &'static str,
+    ) -> Result<Option<u64>, ArgumentError> {
+        match self.number(name)? {
+            Some(number) if !range.contains(&number) => Err(ArgumentError::Bad {
+                name,
+                value: number.to_string(),
+                wanted,
+            }),
+            number => Ok(number),
+        }
+    }
+}
+
+/// What is said of blockd on the command line of either daemon, apart from its place.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub threads: usize,
+    pub capture_buffer_bytes_max: u64,
+    pub remote: Option<RemoteSettings>,
+    pub memory_outage: Duration,
+}
+
+/// Where remote blobs come from and where their blocks are kept.
+#[derive(Debug, Clone)]
+pub struct RemoteSettings {
+    pub stores: PathBuf,
+    pub cache_dir: PathBuf,
+    pub cache_size_bytes_max: u64,
+}
+
+impl Settings {
+    /// As options, for a peer.
+    pub fn options(&self) -> Vec<String> {
+        let mut options = vec![
+            ("--serve-threads", self.threads.to_string()),
+            ("--capture-buffer-bytes-max", self.capture_buffer_bytes_max.to_string()),
+            ("--memory-outage-s", self.memory_outage.as_secs().to_string()),
+        ];
+        if let Some(remote) = &self.remote {
+            options.extend([
+                ("--stores", remote.stores.to_string_lossy().into_owned()),
+                ("--cache-dir", remote.cache_dir.to_string_lossy().into_owned()),
+                ("--cache-size-bytes-max", remote.cache_size_bytes_max.to_string()),
+            ]);
+        }
+        options
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect()
     }
 }
 
 pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments, ArgumentError> {
     let options = Options::parse(arguments)?;
-    let (threads, buffer) = options.settings()?;
-    let serve_options = [
-        "--serve-threads",
-        &threads.to_string(),
-        "--capture-buffer-bytes-max",
-        &buffer.to_string(),
-    ];
     let adopted = match options.0.contains_key("--blockd-pid") {
         true => Some(Adopted {
             memory: options.descriptor("--memory-fd")?,
@@ -206,18 +277,16 @@ pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments
     };
     Ok(KeeperArguments {
         folders: options.folders()?,
-        serve_options: serve_options.map(str::to_owned).into(),
+        serve_options: options.settings()?.options(),
         adopted,
     })
 }
 
 pub fn serve(arguments: impl Iterator<Item = String>) -> Result<ServeArguments, ArgumentError> {
     let options = Options::parse(arguments)?;
-    let (threads, capture_buffer_bytes_max) = options.settings()?;
     Ok(ServeArguments {
         folders: options.folders()?,
-        threads,
-        capture_buffer_bytes_max,
+        settings: options.settings()?,
         memory: options.descriptor("--memory-fd")?,
         disks: options.descriptor("--disk-fd")?,
         keeper: options.peer("--keeper-pid", "--keeper-pidfd")?,
@@ -243,6 +312,16 @@ mod tests {
             (&format!("{folders} --serve-threads 65"), "--serve-threads"),
             (&format!("{folders} --serve-threads"), "--serve-threads"),
             (&format!("{folders} --verbose 1"), "--verbose"),
+            (&format!("{folders} --stores /s"), "--cache"),
+            (
+                &format!("{folders} --stores /s --cache-dir /c"),
+                "--cache-size-bytes-max",
+            ),
+            (
+                &format!("{folders} --stores /s --cache-dir /c --cache-size-bytes-max 5"),
+                "--cache-size-bytes-max",
+            ),
+            (&format!("{folders} --memory-outage-s 0"), "--memory-outage-s"),
         ] {
             let error = parse(line).unwrap_err().to_string();
             assert!(error.contains(named), "{line}: {error}");

@@ -81,3 +81,14 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 /// Bytes of stack per thread: handlers are shallow and hold their buffers on the heap.
 pub const STACK_BYTES: usize = 256 << 10;
+
+/// How long a read of a memory image waits for a store that does not answer, unless `--memory-outage-s` says otherwise.
+/// An error on a page kills the VMM, so it is longer than a disk's, whose guest can live with an error.
+pub const MEMORY_OUTAGE_DEFAULT: Duration = Duration::from_secs(600);
+pub const MEMORY_OUTAGE_S_MAX: u64 = 86_400;
+
+/// The same for disks: below the 120 s after which a guest's kernel complains of a hang.
+pub const DISK_OUTAGE: Duration = Duration::from_secs(60);
+
+/// Smallest cache: readers, prefetch and fill each need room for what they are fetching.
+pub const CACHE_SIZE_BYTES_MIN: u64 = 16 << 20;

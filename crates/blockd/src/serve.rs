@@ -14,7 +14,7 @@ use std::time::Instant;
 use aenv_wire::block::ExportKind;
 use rustix::process::Signal;
 
-use crate::arguments::Folders;
+use crate::arguments::{Folders, Settings};
 use crate::capture::Captures;
 use crate::control::{Daemon, listen};
 use crate::export::{ExportError, Exports};
@@ -27,8 +27,7 @@ use crate::stats::Counters;
 #[derive(Debug)]
 pub struct ServeArguments {
     pub folders: Folders,
-    pub threads: usize,
-    pub capture_buffer_bytes_max: u64,
+    pub settings: Settings,
     pub memory: OwnedFd,
     pub disks: OwnedFd,
     pub keeper: Peer,
@@ -55,8 +54,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     let stop = crate::signals::termination().map_err(system("watch for signals"))?;
     let ServeArguments {
         folders,
-        threads,
-        capture_buffer_bytes_max,
+        settings,
         memory,
         disks,
         keeper,
@@ -72,7 +70,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
             Channel::new(descriptor),
             exports.clone(),
             counters.clone(),
-            threads,
+            settings.threads,
         )
     };
     let (memory, disks) = (session(ExportKind::Memory, memory), session(ExportKind::Disk, disks));
@@ -87,7 +85,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     );
     // From here on guests are served: what goes wrong below is told and tried again, and never ends that.
     let daemon = Arc::new(Daemon {
-        captures: Captures::new(&folders.state, exports.clone(), capture_buffer_bytes_max),
+        captures: Captures::new(&folders.state, exports.clone(), settings.capture_buffer_bytes_max),
         exports,
         counters,
         memory,
@@ -99,8 +97,8 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         stopping: AtomicBool::new(false),
     });
     spawn("keeper-watch", {
-        let (daemon, folders) = (daemon.clone(), folders.clone());
-        move || watch_keeper(&daemon, &folders, threads, capture_buffer_bytes_max)
+        let (daemon, folders, settings) = (daemon.clone(), folders.clone(), settings.clone());
+        move || watch_keeper(&daemon, &folders, &settings)
     })
     .map_err(system("watch the keeper"))?;
     spawn("accept", {
@@ -179,7 +177,7 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
 
 /// Starts a new keeper whenever the present one dies, and hands it the connections. One that died of the order to stop,
 /// or before it was told, is not replaced: what it left undone is done here.
-fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) {
+fn watch_keeper(daemon: &Daemon, folders: &Folders, settings: &Settings) {
     let mut backoff = Backoff::default();
     loop {
         let keeper = daemon.keeper();
@@ -195,7 +193,7 @@ fn watch_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64)
             keeper.pid
         );
         std::thread::sleep(delay);
-        match start_keeper(daemon, folders, threads, buffer) {
+        match start_keeper(daemon, folders, settings) {
             Ok(next) => {
                 *daemon.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
                 if daemon.stopping.load(Ordering::SeqCst) {
@@ -216,12 +214,11 @@ fn end_without_keeper(folders: &Folders) {
     }
 }
 
-fn start_keeper(daemon: &Daemon, folders: &Folders, threads: usize, buffer: u64) -> io::Result<Peer> {
+fn start_keeper(daemon: &Daemon, folders: &Folders, settings: &Settings) -> io::Result<Peer> {
     let own = Peer::of(std::process::id())?;
     let mut arguments = vec!["keeper".to_owned()];
     arguments.extend(folders.options());
-    arguments.extend(["--serve-threads".to_owned(), threads.to_string()]);
-    arguments.extend(["--capture-buffer-bytes-max".to_owned(), buffer.to_string()]);
+    arguments.extend(settings.options());
     arguments.extend(["--blockd-pid".to_owned(), own.pid.to_string()]);
     let descriptors = [
         ("--memory-fd", daemon.memory.channel.descriptor().as_fd()),

@@ -16,6 +16,13 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// What the file at `path` only names could not be reached or be read.
+    #[error("{}: the bytes it stands for could not be read", path.display())]
+    Remote {
+        path: PathBuf,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The bytes of the file contradict the format, or are missing.
     #[error("{}: {damage}", path.display())]
     Corrupt { path: PathBuf, damage: Damage },
@@ -122,6 +129,7 @@ impl Error {
                 }
                 _ => ErrorKind::Io,
             },
+            Error::Remote { .. } => ErrorKind::Io,
             Error::Corrupt { .. } => ErrorKind::Corrupt,
             Error::Exists { .. } => ErrorKind::Exists,
             _ => ErrorKind::Invalid,

@@ -4,13 +4,12 @@
 //! returns that sector's bytes or an error that names the file.
 
 use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::SECTOR_BYTES;
+use crate::blob::{Blob, FileBlob, FileIdentity};
 use crate::error::{At, Error, Result};
-use crate::file_ops::read_exact;
 use crate::header::Fields;
 use crate::index::Index;
 use crate::layer_file;
@@ -22,35 +21,35 @@ use crate::uuid::Uuid;
 #[derive(Debug)]
 pub struct Layer {
     path: PathBuf,
-    file: File,
-    identity: Identity,
+    blob: Arc<dyn Blob>,
+    identity: FileIdentity,
+    /// Keeps the file of `identity` open where the blob does not, so that its number names no other file meanwhile.
+    _anchor: Option<File>,
     fields: Fields,
     index: Arc<Index>,
 }
 
-/// Which file it is, whatever its name: device and inode number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Identity {
-    device: u64,
-    inode: u64,
-}
-
-impl Identity {
-    pub fn of(metadata: &Metadata) -> Self {
-        Identity {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        }
-    }
-}
-
 impl Layer {
-    /// Opens and checks a sealed layer.
+    /// Opens and checks a sealed layer in a local file.
     ///
     /// Errors: `NotSealed` if a map file says that this is a writable upper; `Corrupt` with the damage; `Io`.
     pub fn open(path: &Path) -> Result<Layer> {
         let (file, metadata) = Self::open_file(path)?;
-        Self::load(path, file, &metadata)
+        Self::open_blob(path, Arc::new(FileBlob::of(path, file, &metadata)))
+    }
+
+    /// Opens and checks the sealed layer in `blob`; errors name it `path`. Errors: `Corrupt`, those of the blob.
+    pub fn open_blob(path: &Path, blob: Arc<dyn Blob>) -> Result<Layer> {
+        let identity = blob.file_identity().unwrap_or_else(FileIdentity::unique);
+        Self::load(path, blob, identity, None)
+    }
+
+    /// As `open_blob`, for a blob that is known by the file `anchor`, which says where its bytes are.
+    pub(crate) fn open_anchored(path: &Path, blob: Arc<dyn Blob>, anchor: File, metadata: &Metadata) -> Result<Layer> {
+        match blob.file_identity() {
+            Some(_) => Self::open_blob(path, blob),
+            None => Self::load(path, blob, FileIdentity::of(metadata), Some(anchor)),
+        }
     }
 
     /// The first half of `open`: the file, not yet looked into.
@@ -64,13 +63,13 @@ impl Layer {
         Ok((file, metadata))
     }
 
-    /// The second half of `open`: reads and checks everything.
-    pub(crate) fn load(path: &Path, file: File, metadata: &Metadata) -> Result<Layer> {
-        let (fields, segments) = layer_file::read(&file, path, metadata.len())?;
+    fn load(path: &Path, blob: Arc<dyn Blob>, identity: FileIdentity, anchor: Option<File>) -> Result<Layer> {
+        let (fields, segments) = layer_file::read(blob.as_ref(), path)?;
         Ok(Layer {
             path: path.to_owned(),
-            file,
-            identity: Identity::of(metadata),
+            blob,
+            identity,
+            _anchor: anchor,
             fields,
             index: Arc::new(Index::new(segments)?),
         })
@@ -79,15 +78,15 @@ impl Layer {
     /// The layer that a seal has just made, without reading it back. Caller: `segments` are what the file says.
     pub(crate) fn sealed(path: &Path, fields: Fields, segments: Vec<Segment>) -> Result<Layer> {
         // A new descriptor: the upper's own is writable.
-        let file = File::open(path).at(path, "open")?;
-        let identity = Identity::of(&file.metadata().at(path, "stat")?);
-        let index = Arc::new(Index::new(segments)?);
+        let blob = FileBlob::open(path)?;
+        let identity = blob.file_identity().unwrap_or_else(FileIdentity::unique);
         Ok(Layer {
             path: path.to_owned(),
-            file,
+            blob: Arc::new(blob),
             identity,
+            _anchor: None,
             fields,
-            index,
+            index: Arc::new(Index::new(segments)?),
         })
     }
 
@@ -133,12 +132,12 @@ impl Layer {
             .sum()
     }
 
-    pub(crate) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> FileIdentity {
         self.identity
     }
 
-    /// Reads bytes of the file from `file_sector` on; the file's end inside the range is an error.
+    /// Reads the layer's bytes from `file_sector` on; their end inside the range is an error.
     pub(crate) fn read_data(&self, buf: &mut [u8], file_sector: u64) -> Result<()> {
-        read_exact(&self.file, &self.path, buf, file_sector * SECTOR_BYTES)
+        self.blob.read_exact_at(buf, file_sector * SECTOR_BYTES)
     }
 }

@@ -1,13 +1,12 @@
 //! Reads and checks the two ends and the index of a file that claims to be a sealed layer. Nothing is assumed about who
 //! wrote it: every number is compared with what the file can hold before it is used.
 
-use std::fs::File;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::SECTOR_BYTES;
+use crate::blob::Blob;
 use crate::error::{Damage, Error, Result};
-use crate::file_ops::read_exact;
 use crate::header::{self, Fields, HEADER_BYTES, HEADER_LEN, Part};
 use crate::index::MAX_SEGMENTS;
 use crate::segment::{SECTOR_LIMIT, SEGMENT_BYTES, Segment};
@@ -16,16 +15,22 @@ use crate::segment::{SECTOR_LIMIT, SEGMENT_BYTES, Segment};
 /// passed the checks.
 const INDEX_CHUNK_BYTES: usize = 1 << 20;
 
-/// The fields and the checked index of the layer `file`, `length` bytes long.
-pub(crate) fn read(file: &File, path: &Path, length: u64) -> Result<(Fields, Vec<Segment>)> {
+/// Bytes before the end that an open asks for ahead: a trailer with the index of a layer of some thousand runs. A store
+/// that is a round trip away brings them while the header is on its way.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// The fields and the checked index of the layer in `blob`, known as `path`.
+pub(crate) fn read(blob: &dyn Blob, path: &Path) -> Result<(Fields, Vec<Segment>)> {
     let damaged = |damage| Error::corrupt(path, damage);
+    let length = blob.len_bytes();
     if length < 2 * HEADER_BYTES {
         return Err(damaged(Damage::TooShort { length }));
     }
+    blob.will_read(length - TAIL_BYTES.min(length), TAIL_BYTES.min(length));
     let mut header = Box::new([0u8; HEADER_LEN]);
     let mut trailer = Box::new([0u8; HEADER_LEN]);
-    read_exact(file, path, header.as_mut(), 0)?;
-    read_exact(file, path, trailer.as_mut(), length - HEADER_BYTES)?;
+    blob.read_exact_at(header.as_mut(), 0)?;
+    blob.read_exact_at(trailer.as_mut(), length - HEADER_BYTES)?;
     let head = Fields::decode(&header, Part::Header).map_err(damaged)?;
     let fields = Fields::decode(&trailer, Part::Trailer).map_err(damaged)?;
     // A header that knows where the index is must agree; most writers leave it 0.
@@ -33,7 +38,7 @@ pub(crate) fn read(file: &File, path: &Path, length: u64) -> Result<(Fields, Vec
         return Err(damaged(Damage::HeaderMismatch));
     }
     check_place(&fields, length).map_err(damaged)?;
-    let (segments, index_crc) = read_index(file, path, &fields)?;
+    let (segments, index_crc) = read_index(blob, path, &fields)?;
     header::verify_own(&header, &trailer, index_crc).map_err(damaged)?;
     Ok((fields, segments))
 }
@@ -56,15 +61,16 @@ fn check_place(fields: &Fields, length: u64) -> Result<(), Damage> {
 }
 
 /// The entries without padding, and the checksum of all entries' bytes. Caller: the index's place is checked.
-fn read_index(file: &File, path: &Path, fields: &Fields) -> Result<(Vec<Segment>, u32)> {
+fn read_index(blob: &dyn Blob, path: &Path, fields: &Fields) -> Result<(Vec<Segment>, u32)> {
     let total = fields.index_entries as usize * SEGMENT_BYTES;
+    blob.will_read(fields.index_offset, total as u64);
     let mut check = Check::new(fields);
     let mut segments = Vec::new();
     let mut chunk = vec![0u8; total.min(INDEX_CHUNK_BYTES)];
     let (mut done, mut crc) = (0, 0);
     while done < total {
         let bytes = &mut chunk[..(total - done).min(INDEX_CHUNK_BYTES)];
-        read_exact(file, path, bytes, fields.index_offset + done as u64)?;
+        blob.read_exact_at(bytes, fields.index_offset + done as u64)?;
         crc = crc32c::crc32c_append(crc, bytes);
         for segment in bytes.chunks_exact(SEGMENT_BYTES).filter_map(Segment::decode) {
             check.next(&segment).map_err(|damage| Error::corrupt(path, damage))?;

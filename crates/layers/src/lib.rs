@@ -12,6 +12,7 @@
 //!
 //! All offsets and lengths of the public interface are bytes and must be multiples of [`SECTOR_BYTES`].
 
+mod blob;
 mod error;
 mod extent;
 mod file_ops;
@@ -24,6 +25,7 @@ mod lowers;
 mod map;
 mod map_header;
 mod merge;
+mod parallel;
 mod registry;
 mod seal;
 mod segment;
@@ -35,6 +37,7 @@ mod writer;
 #[cfg(test)]
 mod crash_test;
 
+pub use blob::{Blob, FileBlob, FileIdentity, Opener};
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentKind};
 pub use header::HEADER_BYTES;

@@ -4,37 +4,78 @@
 //! again while a layer is open, so a living entry is never the wrong file.
 
 use std::collections::HashMap;
+use std::fs::{File, Metadata};
 use std::hash::Hash;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::blob::{FileBlob, FileIdentity, Opener};
 use crate::error::Result;
-use crate::layer::{Identity, Layer};
+use crate::layer::Layer;
 use crate::lowers::Lowers;
+use crate::parallel;
 
 /// Entries of dead layers are dropped when a table has grown to twice what lived at the last look, and to this at least.
 const SWEEP_MIN_ENTRIES: usize = 64;
 
+/// Layers of one stack that are opened at the same time. Each costs a few round trips if it is remote, so this is what
+/// divides the time to open a deep stack; more would only crowd the store.
+const PARALLEL_OPENS_MAX: usize = 32;
+
 /// Open layers and merged indexes, by file identity.
 #[derive(Debug, Default)]
 pub struct Registry {
-    layers: Mutex<Table<Identity, Layer>>,
-    lowers: Mutex<Table<Vec<Identity>, Lowers>>,
+    /// None: paths are local files.
+    opener: Option<Arc<dyn Opener>>,
+    layers: Mutex<Table<FileIdentity, Layer>>,
+    lowers: Mutex<Table<Vec<FileIdentity>, Lowers>>,
+}
+
+/// A layer that is open already, or a file to be looked into.
+enum Candidate<'a> {
+    Open(Arc<Layer>),
+    File(&'a Path, File, Metadata),
 }
 
 impl Registry {
+    /// A registry of local files.
     pub fn new() -> Arc<Registry> {
         Arc::default()
     }
 
-    /// The layer at `path`, opened and checked only if no stack has it open. Errors: as [`Layer::open`].
-    pub fn open(&self, path: &std::path::Path) -> Result<Arc<Layer>> {
+    /// A registry whose paths are given meaning by `opener`. A layer is still known by the file at its path.
+    pub fn with_opener(opener: Arc<dyn Opener>) -> Arc<Registry> {
+        Arc::new(Registry {
+            opener: Some(opener),
+            ..Registry::default()
+        })
+    }
+
+    /// The layer at `path`, opened and checked only if no stack has it open. Errors: as [`Layer::open`], those of the
+    /// opener.
+    pub fn open(&self, path: &Path) -> Result<Arc<Layer>> {
+        self.load(self.candidate(path)?)
+    }
+
+    fn candidate<'a>(&self, path: &'a Path) -> Result<Candidate<'a>> {
         let (file, metadata) = Layer::open_file(path)?;
-        if let Some(layer) = locked(&self.layers).get(&Identity::of(&metadata)) {
-            return Ok(layer);
-        }
+        Ok(match locked(&self.layers).get(&FileIdentity::of(&metadata)) {
+            Some(layer) => Candidate::Open(layer),
+            None => Candidate::File(path, file, metadata),
+        })
+    }
+
+    fn load(&self, candidate: Candidate) -> Result<Arc<Layer>> {
+        let (path, file, metadata) = match candidate {
+            Candidate::Open(layer) => return Ok(layer),
+            Candidate::File(path, file, metadata) => (path, file, metadata),
+        };
+        let layer = match &self.opener {
+            Some(opener) => Layer::open_anchored(path, opener.open(path)?, file, &metadata)?,
+            None => Layer::open_blob(path, Arc::new(FileBlob::of(path, file, &metadata)))?,
+        };
         // Not under the lock: a large index takes milliseconds. Two that race both read it, and one is kept.
-        Ok(self.keep(Arc::new(Layer::load(path, file, &metadata)?)))
+        Ok(self.keep(Arc::new(layer)))
     }
 
     /// Makes a layer known that was opened elsewhere; returns the one to use.
@@ -45,7 +86,10 @@ impl Registry {
     /// The layers, bottom first, with their merged index, shared with every stack over the same ones.
     pub(crate) fn lowers(&self, paths: &[PathBuf]) -> Result<Arc<Lowers>> {
         crate::lowers::check_depth(paths.len())?;
-        let layers = paths.iter().map(|path| self.open(path)).collect::<Result<Vec<_>>>()?;
+        let candidates = paths.iter().map(|path| self.candidate(path));
+        let candidates = candidates.collect::<Result<Vec<_>>>()?;
+        let layers = parallel::map(candidates, PARALLEL_OPENS_MAX, |candidate| self.load(candidate));
+        let layers = layers.into_iter().collect::<Result<Vec<_>>>()?;
         let key = identities(&layers);
         if let Some(lowers) = locked(&self.lowers).get(&key) {
             return Ok(lowers);
@@ -59,7 +103,7 @@ impl Registry {
     }
 }
 
-fn identities(layers: &[Arc<Layer>]) -> Vec<Identity> {
+fn identities(layers: &[Arc<Layer>]) -> Vec<FileIdentity> {
     layers.iter().map(|layer| layer.identity()).collect()
 }
 

@@ -8,8 +8,12 @@ from agentenv.block.client import BlockClient
 from agentenv.block.daemon import BlockDaemon
 from agentenv.block.fake import FakeBlock
 from agentenv.block.wire import (
+    CachedBlob,
+    CacheState,
     CaptureFinished,
     CaptureStarted,
+    CompactResult,
+    DigestResult,
     ExportInfo,
     Hello,
     ImportResult,
@@ -21,8 +25,12 @@ from agentenv.block.wire import (
 __all__ = [
     "BlockClient",
     "BlockDaemon",
+    "CacheState",
+    "CachedBlob",
     "CaptureFinished",
     "CaptureStarted",
+    "CompactResult",
+    "DigestResult",
     "ExportInfo",
     "FakeBlock",
     "Hello",

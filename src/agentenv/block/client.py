@@ -2,13 +2,16 @@
 
 blockd may be killed and replaced at any time. A request whose answer was lost is sent again where that is harmless:
 
-    hello, exports, stats, sync      change nothing that a second time would change
+    hello, exports, stats, sync,     change nothing that a second time would change
+    digest, cache, prefetch, fill,
+    cache_evict, trace_start
+    trace_finish                     a trace dies with its blockd: "not_found" by the next one
     export_memory, export_disk       equal fields are answered again
     seal_disk                        blockd keeps its last answer and gives it again for the same new upper
     unexport, abandon, capture_cancel  the end they bring about is reached, whoever came first
 
-The others end with kind "outcome_unknown": a capture lives in the blockd that died, and a second `merge` or
-`import_raw` would find the file of the first.
+The others end with kind "outcome_unknown": a capture lives in the blockd that died, and a second `merge`,
+`import_raw` or `compact` would find the file of the first.
 """
 
 from __future__ import annotations
@@ -47,12 +50,27 @@ DEADLINES_S: Final[Mapping[str, float]] = MappingProxyType(
         "capture_cancel": 15.0,
         "merge": 3600.0,
         "import_raw": 3600.0,
+        "digest": 3600.0,
+        "compact": 3600.0,
+        "trace_start": 10.0,
+        "trace_finish": 30.0,
+        "prefetch": 30.0,
+        "fill": 30.0,
+        "cache": 10.0,
+        "cache_evict": 60.0,
         "stats": 10.0,
         "shutdown": 10.0,
     }
 )
 
-_NOT_REPEATABLE: Final = (wire.CaptureStart, wire.CaptureFinish, wire.Merge, wire.ImportRaw, wire.Shutdown)
+_NOT_REPEATABLE: Final = (
+    wire.CaptureStart,
+    wire.CaptureFinish,
+    wire.Merge,
+    wire.ImportRaw,
+    wire.Compact,
+    wire.Shutdown,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -143,6 +161,45 @@ class BlockClient:
     async def import_raw(self, source: str | Path, into: str | Path) -> wire.ImportResult:
         """Make a layer of a plain file; runs of zeros are left out. `into` must not exist."""
         return await self._ask(wire.ImportRaw(str(source), str(into)), wire.ImportResult)
+
+    async def digest(self, path: str | Path) -> wire.DigestResult:
+        """Hash a layer's canonical bytes; equal content gives equal digests, whichever form the file has."""
+        return await self._ask(wire.DigestLayer(str(path)), wire.DigestResult)
+
+    async def compact(self, layer: str | Path, into: str | Path) -> wire.CompactResult:
+        """Write a layer's canonical form, durably. `into` must not exist and appears whole or not at all."""
+        return await self._ask(wire.Compact(str(layer), str(into)), wire.CompactResult)
+
+    async def trace_start(self, trace: str, paths: Sequence[str | Path] = ()) -> None:
+        """Begin to note the blocks of remote blobs as they are first read: of these descriptors, or (none) of all."""
+        await self._ask(wire.TraceStart(trace, _paths(paths)), wire.Done)
+
+    async def trace_finish(self, trace: str, into: str | Path) -> int:
+        """End a trace and write it to a file for `prefetch`; returns how many blocks it holds."""
+        return (await self._ask(wire.TraceFinish(trace, str(into)), wire.TraceFinished)).blocks
+
+    async def prefetch(self, path: str | Path, blobs: Sequence[str | Path] = ()) -> str:
+        """Fetch the blocks of a trace in the background, in its order.
+
+        `blobs` are descriptors of blobs that no export may have open yet; of others only open ones are fetched.
+        Kind "unsupported" where blockd was given no cache. Returns the job's name in blockd's log.
+        """
+        return (await self._ask(wire.Prefetch(str(path), _paths(blobs)), wire.PrefetchStarted)).job
+
+    async def fill(self, paths: Sequence[str | Path], bytes_per_s_max: int) -> None:
+        """Fetch whole blobs (descriptors) in the background. The rate holds for all fills; 0 stops them."""
+        await self._ask(wire.Fill(_paths(paths), bytes_per_s_max), wire.Done)
+
+    async def cache(self) -> wire.CacheState:
+        """The cache of remote blobs; all zero where there is none."""
+        return await self._ask(wire.ReadCache(), wire.CacheState)
+
+    async def cache_evict(self, *, size_bytes: int | None = None, digest: str | None = None) -> int:
+        """Give back at least `size_bytes` of the least used, or a whole blob; returns how many bytes were freed.
+
+        What is being read at this moment stays. Kind "invalid" unless exactly one of both is given.
+        """
+        return (await self._ask(wire.CacheEvict(size_bytes, digest), wire.CacheEvicted)).freed_bytes
 
     async def stats(self) -> wire.Stats:
         """Counters since this blockd started."""

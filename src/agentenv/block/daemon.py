@@ -35,7 +35,16 @@ class BlockDaemon:
         state_dir: Path,
         serve_threads: int | None = None,
         capture_buffer_bytes_max: int | None = None,
+        stores: Path | None = None,
+        cache_dir: Path | None = None,
+        cache_size_bytes_max: int | None = None,
+        memory_outage_s: int | None = None,
     ) -> None:
+        """`stores` (stores.json), `cache_dir` and `cache_size_bytes_max` go together: without them blockd refuses
+        descriptors of remote blobs as "unsupported". `memory_outage_s`: how long a memory image waits for a store.
+        """
+        if len({stores is None, cache_dir is None, cache_size_bytes_max is None}) != 1:
+            raise ValueError("stores, cache_dir and cache_size_bytes_max go together")
         self._bin_dir = bin_dir
         self._run_dir = run_dir
         self._state_dir = state_dir
@@ -44,6 +53,11 @@ class BlockDaemon:
             self._options += ["--serve-threads", str(serve_threads)]
         if capture_buffer_bytes_max is not None:
             self._options += ["--capture-buffer-bytes-max", str(capture_buffer_bytes_max)]
+        if stores is not None:
+            self._options += ["--stores", str(stores), "--cache-dir", str(cache_dir)]
+            self._options += ["--cache-size-bytes-max", str(cache_size_bytes_max)]
+        if memory_outage_s is not None:
+            self._options += ["--memory-outage-s", str(memory_outage_s)]
 
     @property
     def socket(self) -> Path:

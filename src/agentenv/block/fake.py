@@ -2,7 +2,8 @@
 
 It keeps the contract of `BlockClient` (tests/conformance/block runs on both) by a shorter way: each of its "layers"
 holds the whole image rather than what changed, so a stack reads as its top. What it cannot do: refuse writes to memory
-images, answer punches, read a process (a capture yields the parent's content and `dirty_bytes` of pretended work).
+images, answer punches, read a process (a capture yields the parent's content and `dirty_bytes` of pretended work),
+cache remote blobs: a descriptor whose source is a file reads as that file, any other is asked of `remote_blob`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from agentenv.block import wire
+from agentenv.block._sparse import copy_sparse, data_bytes, digest
 from agentenv.block.client import BlockClient
 from agentenv.errors import AenvError
 
@@ -56,6 +58,14 @@ class FakeBlock(BlockClient):
             wire.CaptureCancel: self._capture_cancel,
             wire.Merge: self._merge,
             wire.ImportRaw: self._import_raw,
+            wire.DigestLayer: self._digest,
+            wire.Compact: self._compact,
+            wire.TraceStart: self._trace_start,
+            wire.TraceFinish: self._trace_finish,
+            wire.Prefetch: self._prefetch,
+            wire.Fill: self._fill,
+            wire.ReadCache: self._cache,
+            wire.CacheEvict: self._cache_evict,
             wire.ReadStats: self._stats,
             wire.Shutdown: self._shutdown,
         }
@@ -64,6 +74,12 @@ class FakeBlock(BlockClient):
         # Replaced where the VMMs are fakes too.
         self.process_exists: Callable[[int], bool] = lambda pid: Path(f"/proc/{pid}").exists()
         self.synced: list[str] = []
+        # The plain file behind a descriptor (its JSON) that names an object of a store or registry; None: refused.
+        self.remote_blob: Callable[[dict[str, Any]], Path] | None = None
+        self.cache_state = wire.CacheState(0, 0, (), 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.prefetched: list[str] = []
+        self.filled: list[str] = []
+        self._traces: set[str] = set()
 
     def fail_next(self, operation: str, error: AenvError) -> None:
         """Make the next call of an operation (its protocol name) raise; several are raised one after the other."""
@@ -104,11 +120,11 @@ class FakeBlock(BlockClient):
                 raise _Refused("not_found", f"{layer} is not there")
         self._check_upper_is_free(asked.name, asked.upper)
         if asked.upper is None:
-            _copy_sparse(asked.layers[-1] if asked.layers else None, path, asked.size_bytes)
+            copy_sparse(self._top(asked.layers), path, asked.size_bytes)
         else:
             upper = Path(asked.upper)
             if not upper.exists():
-                _copy_sparse(asked.layers[-1] if asked.layers else None, upper, asked.size_bytes)
+                copy_sparse(self._top(asked.layers), upper, asked.size_bytes)
             _point(path, upper)
         inode, self._next_inode = self._next_inode, self._next_inode + 1
         self._exports[asked.name] = msgspec.structs.replace(asked, inode=inode)
@@ -141,9 +157,9 @@ class FakeBlock(BlockClient):
             raise _Refused("exists", f"{asked.new_upper} is there already")
         self._check_upper_is_free(asked.name, asked.new_upper)
         if asked.new_upper is not None:
-            _copy_sparse(export.upper, Path(asked.new_upper), export.size_bytes)
+            copy_sparse(export.upper, Path(asked.new_upper), export.size_bytes)
             _point(self._mounts["disk"] / export.name, Path(asked.new_upper))
-        result = wire.SealResult(export.upper, _data_bytes(Path(export.upper)), 1, 1)
+        result = wire.SealResult(export.upper, data_bytes(Path(export.upper)), 1, 1)
         layers = (*export.layers, export.upper)
         self._exports[asked.name] = msgspec.structs.replace(export, layers=layers, upper=asked.new_upper)
         self._seals[asked.name] = (asked.new_upper, result)
@@ -173,7 +189,7 @@ class FakeBlock(BlockClient):
         if job is None:
             raise _Refused("not_found", f"no capture is named {asked.job!r}")
         parent = self._find(job.parent)
-        _copy_sparse(str(self._mounts["memory"] / parent.name), Path(job.layer), parent.size_bytes)
+        copy_sparse(str(self._mounts["memory"] / parent.name), Path(job.layer), parent.size_bytes)
         return wire.CaptureFinished(job.layer, self.dirty_bytes, 0, 0, 1)
 
     def _capture_cancel(self, asked: wire.CaptureCancel) -> wire.Done:
@@ -184,19 +200,75 @@ class FakeBlock(BlockClient):
     def _merge(self, asked: wire.Merge) -> wire.MergeResult:
         if not asked.layers:
             raise _Refused("invalid", "no layer was given")
-        _copy_layer(asked.layers[-1], asked.into)
-        return wire.MergeResult(asked.into, _data_bytes(Path(asked.into)))
+        _copy_layer(self._content(asked.layers[-1]), asked.into)
+        return wire.MergeResult(asked.into, data_bytes(Path(asked.into)))
 
     def _import_raw(self, asked: wire.ImportRaw) -> wire.ImportResult:
         _copy_layer(asked.source, asked.into)
         into = Path(asked.into)
-        return wire.ImportResult(asked.into, _data_bytes(into), into.stat().st_size)
+        return wire.ImportResult(asked.into, data_bytes(into), into.stat().st_size)
+
+    def _digest(self, asked: wire.DigestLayer) -> wire.DigestResult:
+        path = Path(self._content(asked.path))
+        if not path.is_file():
+            raise _Refused("not_found", f"{path} is not there")
+        text, has_holes = digest(path)
+        return wire.DigestResult(text, path.stat().st_size, data_bytes(path), has_holes)
+
+    def _compact(self, asked: wire.Compact) -> wire.CompactResult:
+        """The copy has its holes still: it keeps the digest, which is what callers rely on."""
+        _copy_layer(self._content(asked.layer), asked.into)
+        return wire.CompactResult(asked.into, data_bytes(Path(asked.into)))
+
+    def _trace_start(self, asked: wire.TraceStart) -> wire.Done:
+        _check_name(asked.trace)
+        self._traces.add(asked.trace)
+        return wire.Done()
+
+    def _trace_finish(self, asked: wire.TraceFinish) -> wire.TraceFinished:
+        if asked.trace not in self._traces:
+            raise _Refused("not_found", f"no trace is named {asked.trace!r}")
+        self._traces.remove(asked.trace)
+        Path(asked.into).write_bytes(b'{"aenv_trace":1,"blobs":[],"runs":[]}')
+        return wire.TraceFinished(0)
+
+    def _prefetch(self, asked: wire.Prefetch) -> wire.PrefetchStarted:
+        if not Path(asked.path).is_file():
+            raise _Refused("not_found", f"{asked.path} is not there")
+        self.prefetched.append(asked.path)
+        return wire.PrefetchStarted(f"prefetch-{len(self.prefetched)}")
+
+    def _fill(self, asked: wire.Fill) -> wire.Done:
+        self.filled.extend(asked.paths)
+        return wire.Done()
+
+    def _cache(self, _: wire.ReadCache) -> wire.CacheState:
+        return self.cache_state
+
+    def _cache_evict(self, asked: wire.CacheEvict) -> wire.CacheEvicted:
+        if (asked.bytes is None) == (asked.digest is None):
+            raise _Refused("invalid", "give either bytes or a digest")
+        return wire.CacheEvicted(0)
 
     def _stats(self, _: wire.ReadStats) -> wire.Stats:
         return wire.Stats(dict(self.calls), 0, len(self._exports), len(self._captures), 1)
 
     def _shutdown(self, _: wire.Shutdown) -> wire.Done:
         return wire.Done()
+
+    def _top(self, layers: tuple[str, ...]) -> str | None:
+        return self._content(layers[-1]) if layers else None
+
+    def _content(self, layer: str) -> str:
+        """The plain file of a layer: itself, or what its descriptor stands for."""
+        if not layer.endswith(".blob") or not Path(layer).is_file():
+            return layer
+        descriptor = msgspec.json.decode(Path(layer).read_bytes(), type=dict[str, Any])
+        if descriptor["source"]["kind"] == "file":
+            return str(descriptor["source"]["path"])
+        if self.remote_blob is None:
+            raise _Refused("unsupported", f"{layer}: this blockd was given no stores")
+        return str(self.remote_blob(descriptor))
 
     def _find(self, name: str) -> wire.ExportInfo:
         export = self._exports.get(name)
@@ -234,38 +306,4 @@ def _copy_layer(source: str, into: str) -> None:
         raise _Refused("not_found", f"{source} is not there")
     if Path(into).exists():
         raise _Refused("exists", f"{into} is there already")
-    _copy_sparse(source, Path(into), Path(source).stat().st_size)
-
-
-def _copy_sparse(source: str | None, into: Path, size_bytes: int) -> None:
-    """A copy that keeps holes: images are large and mostly empty."""
-    with into.open("wb") as target:
-        target.truncate(size_bytes)
-        if source is None:
-            return
-        with Path(source).open("rb") as origin:
-            for start, end in _data_ranges(origin.fileno()):
-                origin.seek(start)
-                target.seek(start)
-                left = end - start
-                while left > 0:
-                    piece = origin.read(min(left, 1 << 20))
-                    target.write(piece)
-                    left -= len(piece)
-
-
-def _data_ranges(descriptor: int) -> list[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
-    end = 0
-    while True:
-        try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError:
-            return ranges
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        ranges.append((start, end))
-
-
-def _data_bytes(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(end - start for start, end in _data_ranges(file.fileno()))
+    copy_sparse(source, Path(into), Path(source).stat().st_size)

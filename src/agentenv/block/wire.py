@@ -112,6 +112,58 @@ class ImportRaw(Operation, frozen=True, tag="import_raw"):
     into: str
 
 
+class DigestLayer(Operation, frozen=True, tag="digest"):
+    """Hash the canonical bytes of a layer."""
+
+    path: str
+
+
+class Compact(Operation, frozen=True, tag="compact"):
+    """The canonical form of a layer as a file."""
+
+    layer: str
+    into: str
+
+
+class TraceStart(Operation, frozen=True, tag="trace_start", omit_defaults=True):
+    """Note the blocks of remote blobs in the order of their first reads; `paths` (descriptors) limits which."""
+
+    trace: str
+    paths: tuple[str, ...] = ()
+
+
+class TraceFinish(Operation, frozen=True, tag="trace_finish"):
+    """End a trace and write it."""
+
+    trace: str
+    into: str
+
+
+class Prefetch(Operation, frozen=True, tag="prefetch"):
+    """Fetch the blocks of a trace in the background; `blobs` are descriptors that may not be open yet."""
+
+    path: str
+    blobs: tuple[str, ...]
+
+
+class Fill(Operation, frozen=True, tag="fill"):
+    """Fetch whole blobs in the background, by their descriptors."""
+
+    paths: tuple[str, ...]
+    bytes_per_s_max: int
+
+
+class ReadCache(Operation, frozen=True, tag="cache"):
+    """The cache of remote blobs."""
+
+
+class CacheEvict(Operation, frozen=True, tag="cache_evict", omit_defaults=True):
+    """Give cached bytes back: at least so many, or those of one blob."""
+
+    bytes: int | None = None
+    digest: str | None = None
+
+
 class ReadStats(Operation, frozen=True, tag="stats"):
     """Counters since this blockd started."""
 
@@ -204,6 +256,70 @@ class ImportResult(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+class DigestResult(msgspec.Struct, frozen=True):
+    """sha256 of a layer's canonical bytes and their number; `sparse`: the file itself is in another form."""
+
+    digest: str
+    size_bytes: int
+    data_bytes: int
+    sparse: bool
+
+
+class CompactResult(msgspec.Struct, frozen=True):
+    """A durable file in canonical form."""
+
+    layer: str
+    data_bytes: int
+
+
+class TraceFinished(msgspec.Struct, frozen=True):
+    """How many blocks a trace holds."""
+
+    blocks: int
+
+
+class PrefetchStarted(msgspec.Struct, frozen=True):
+    """The name of the prefetch in blockd's log."""
+
+    job: str
+
+
+class CachedBlob(msgspec.Struct, frozen=True):
+    """One blob of the cache; `in_use`: an export, a prefetch or a fill has it open."""
+
+    digest: str
+    cached_bytes: int
+    size_bytes: int
+    in_use: bool
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """The cache now, and counters since this blockd started. `size_bytes_max` 0: blockd was given no cache.
+
+    `blobs` holds those in use first, then the larger ones, as many as fit in an answer. `hits` and `misses` are
+    blocks; a stall is a read that waited for a store which failed or was silent.
+    """
+
+    size_bytes: int
+    size_bytes_max: int
+    blobs: tuple[CachedBlob, ...]
+    blobs_total: int
+    hits: int
+    misses: int
+    bytes_from_store: int
+    bytes_from_cache: int
+    stalls: int
+    stall_us: int
+    verify_failures: int
+    evicted_bytes: int
+
+
+class CacheEvicted(msgspec.Struct, frozen=True):
+    """What an eviction gave back."""
+
+    freed_bytes: int
+
+
 class Stats(msgspec.Struct, frozen=True):
     """Counters by name, and what is in use now."""
 
@@ -253,6 +369,14 @@ ANSWERS: Final[Mapping[type[Operation], type[msgspec.Struct]]] = {
     CaptureCancel: Done,
     Merge: MergeResult,
     ImportRaw: ImportResult,
+    DigestLayer: DigestResult,
+    Compact: CompactResult,
+    TraceStart: Done,
+    TraceFinish: TraceFinished,
+    Prefetch: PrefetchStarted,
+    Fill: Done,
+    ReadCache: CacheState,
+    CacheEvict: CacheEvicted,
     ReadStats: Stats,
     Shutdown: Done,
 }

@@ -1,4 +1,4 @@
-"""Values that every other package shares: ids, resources, manifests, tombstones. No behaviour, no I/O.
+"""Values that every other package shares: ids, resources, manifests, images, storage, tombstones. No behaviour, no I/O.
 
 May be imported from everywhere and imports nothing of the package but `errors`.
 """
@@ -8,6 +8,15 @@ from agentenv.model.ids import (
     new_build_id,
     new_sandbox_id,
     new_snapshot_id,
+)
+from agentenv.model.image import (
+    Dockerfile,
+    ExportOptions,
+    ImageInfo,
+    ImageReference,
+    ImageSource,
+    Progress,
+    Report,
 )
 from agentenv.model.sandbox import (
     ExpiryAction,
@@ -25,21 +34,34 @@ from agentenv.model.snapshot import (
     SnapshotKind,
     SnapshotManifest,
 )
+from agentenv.model.storage import Damage, GcReport, StorageReport, TierUsage, VerifyReport
 
 __all__ = [
     "SANDBOX_ID_PATTERN",
+    "Damage",
     "DiskStack",
+    "Dockerfile",
     "ExpiryAction",
+    "ExportOptions",
+    "GcReport",
+    "ImageInfo",
+    "ImageReference",
+    "ImageSource",
     "MachineFingerprint",
     "MemoryStack",
     "NetworkPolicy",
+    "Progress",
+    "Report",
     "Resources",
     "SandboxSpec",
     "SandboxState",
     "SandboxView",
     "SnapshotKind",
     "SnapshotManifest",
+    "StorageReport",
+    "TierUsage",
     "Tombstone",
+    "VerifyReport",
     "new_build_id",
     "new_sandbox_id",
     "new_snapshot_id",

@@ -96,6 +96,17 @@ impl Daemon {
                 .map_err(Refusal::from),
             Operation::Merge(asked) => merge(&asked).map(|a| encode_ok(id, &a)),
             Operation::ImportRaw(asked) => import_raw(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Cache => ok(id, aenv_wire::block::CacheOk::default()),
+            Operation::Digest(_)
+            | Operation::Compact(_)
+            | Operation::TraceStart(_)
+            | Operation::TraceFinish(_)
+            | Operation::Prefetch(_)
+            | Operation::Fill(_)
+            | Operation::CacheEvict(_) => Err(Refusal::new(
+                ErrorKind::Unsupported,
+                "this blockd was given no stores and no cache",
+            )),
             Operation::Stats => ok(id, self.stats()),
             Operation::Shutdown => {
                 // Before the signal: a keeper that is just being replaced is told by the watcher, which looks after.

@@ -135,6 +135,68 @@ pub struct ImportRawOk {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DigestOk {
+    /// sha256 of the canonical bytes, 64 hex digits.
+    pub digest: String,
+    /// Of the canonical bytes.
+    pub size_bytes: u64,
+    pub data_bytes: u64,
+    /// Whether the file itself is not in canonical form.
+    pub sparse: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompactOk {
+    pub layer: String,
+    pub data_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceFinishOk {
+    pub blocks: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefetchOk {
+    pub job: String,
+}
+
+/// One blob of the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedBlobInfo {
+    pub digest: String,
+    pub cached_bytes: u64,
+    pub size_bytes: u64,
+    /// Whether an export, a prefetch or a fill has it open.
+    pub in_use: bool,
+}
+
+/// The cache as it is, and what happened since this blockd started. All zero where blockd was given no cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheOk {
+    pub size_bytes: u64,
+    pub size_bytes_max: u64,
+    /// Those in use first, then the larger ones; as many as fit in an answer.
+    pub blobs: Vec<CachedBlobInfo>,
+    pub blobs_total: u64,
+    /// Blocks that a reader found, and blocks that it had to wait for.
+    pub hits: u64,
+    pub misses: u64,
+    pub bytes_from_store: u64,
+    pub bytes_from_cache: u64,
+    /// Reads that waited for a store which failed or was silent, and for how long in total.
+    pub stalls: u64,
+    pub stall_us: u64,
+    pub verify_failures: u64,
+    pub evicted_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheEvictOk {
+    pub freed_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatsOk {
     /// Events since this blockd started, by name.
     pub counters: std::collections::BTreeMap<String, u64>,

@@ -42,7 +42,15 @@ fn every_message_has_its_golden_bytes() {
             Some("merge") => answer_is_stable::<MergeOk>(name, body),
             Some("import_raw") => answer_is_stable::<ImportRawOk>(name, body),
             Some("stats") => answer_is_stable::<StatsOk>(name, body),
-            Some("unexport" | "sync" | "capture_cancel" | "shutdown") => answer_is_stable::<Empty>(name, body),
+            Some("digest") => answer_is_stable::<DigestOk>(name, body),
+            Some("compact") => answer_is_stable::<CompactOk>(name, body),
+            Some("trace_finish") => answer_is_stable::<TraceFinishOk>(name, body),
+            Some("prefetch") => answer_is_stable::<PrefetchOk>(name, body),
+            Some("cache") => answer_is_stable::<CacheOk>(name, body),
+            Some("cache_evict") => answer_is_stable::<CacheEvictOk>(name, body),
+            Some("unexport" | "sync" | "capture_cancel" | "trace_start" | "fill" | "shutdown") => {
+                answer_is_stable::<Empty>(name, body)
+            }
             Some(other) => panic!("the golden file names an unknown operation {other}"),
         }
     }
@@ -65,6 +73,14 @@ fn no_operation_and_no_error_kind_lacks_a_golden_line() {
         "capture_cancel",
         "merge",
         "import_raw",
+        "digest",
+        "compact",
+        "trace_start",
+        "trace_finish",
+        "prefetch",
+        "fill",
+        "cache",
+        "cache_evict",
         "stats",
         "shutdown",
     ] {

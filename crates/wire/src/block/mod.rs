@@ -9,13 +9,14 @@ mod frame;
 mod operation;
 
 pub use answer::{
-    AbandonOk, CaptureFinishOk, CaptureStartOk, Empty, ErrorBody, ErrorKind, ExportInfo, ExportKind, ExportOk,
-    ExportsOk, HelloOk, ImportRawOk, MergeOk, Outcome, SealDiskOk, StatsOk, decode_answer, encode_error, encode_ok,
+    AbandonOk, CacheEvictOk, CacheOk, CachedBlobInfo, CaptureFinishOk, CaptureStartOk, CompactOk, DigestOk, Empty,
+    ErrorBody, ErrorKind, ExportInfo, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRawOk, MergeOk, Outcome,
+    PrefetchOk, SealDiskOk, StatsOk, TraceFinishOk, decode_answer, encode_error, encode_ok,
 };
 pub use frame::{FRAME_BYTES_MAX, FrameError, read_frame, write_frame};
 pub use operation::{
-    BadRequest, CaptureStart, ExportDisk, ExportMemory, Hold, ImportRaw, Job, Merge, Name, Operation, Request,
-    SealDisk, Sync,
+    BadRequest, CacheEvict, CaptureStart, Compact, Digest, ExportDisk, ExportMemory, Fill, Hold, ImportRaw, Job, Merge,
+    Name, Operation, Prefetch, Request, SealDisk, Sync, TraceFinish, TraceStart,
 };
 
 /// The protocol's number, answered by `hello`; it changes when an old client could no longer talk to a new daemon.

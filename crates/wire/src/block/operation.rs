@@ -27,6 +27,15 @@ pub enum Operation {
     CaptureCancel(Job),
     Merge(Merge),
     ImportRaw(ImportRaw),
+    Digest(Digest),
+    Compact(Compact),
+    TraceStart(TraceStart),
+    TraceFinish(TraceFinish),
+    Prefetch(Prefetch),
+    Fill(Fill),
+    /// The node's cache of remote blobs.
+    Cache,
+    CacheEvict(CacheEvict),
     Stats,
     /// Orderly end of blockd and its keeper: both mounts are gone afterwards.
     Shutdown,
@@ -114,6 +123,62 @@ pub struct Merge {
 pub struct ImportRaw {
     pub source: String,
     pub into: String,
+}
+
+/// A layer (a file or a blob's descriptor) whose canonical bytes are hashed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digest {
+    pub path: String,
+}
+
+/// A layer whose canonical form becomes a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compact {
+    pub layer: String,
+    pub into: String,
+}
+
+/// Begins to note the blocks of remote blobs in the order in which they are first read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStart {
+    pub trace: String,
+    /// Descriptors of the blobs that count; none named: every blob.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
+}
+
+/// Ends a trace and writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceFinish {
+    pub trace: String,
+    pub into: String,
+}
+
+/// Fetches the blocks of a trace in the background, in its order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prefetch {
+    /// A file that `trace_finish` has written.
+    pub path: String,
+    /// Descriptors of blobs that no export may have open yet. Blobs that are neither here nor open are skipped.
+    pub blobs: Vec<String>,
+}
+
+/// Fetches whole blobs in the background.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// Their descriptors.
+    pub paths: Vec<String>,
+    /// Over all fills that run; the last one asked for holds. 0 stops them.
+    pub bytes_per_s_max: u64,
+}
+
+/// Gives cached bytes back: at least `bytes` (of the least used, as far as none is in use) or all of one blob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheEvict {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
 /// A body that is not a request. The id is there when at least that could be read, so that it can be answered.
