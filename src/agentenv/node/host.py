@@ -16,8 +16,9 @@ from agentenv.node.admission import Admission
 from agentenv.node.database import Database
 from agentenv.node.images import MemoryImages
 from agentenv.node.layers import Layers
+from agentenv.node.prefetching import FirstStarts
 from agentenv.node.tokens import Tokens
-from agentenv.snapshots import Catalog, CommittedRepository
+from agentenv.snapshots import Catalog
 from agentenv.vmm import GuestKernel, VmmDriver
 
 
@@ -64,10 +65,10 @@ class Host:
     paths: Paths
     clock: Clock
     database: Database
-    repository: CommittedRepository
     catalog: Catalog
     layers: Layers
     images: MemoryImages
+    first_starts: FirstStarts
     block: BlockClient
     slots: SlotPool
     driver: VmmDriver

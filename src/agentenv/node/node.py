@@ -135,6 +135,7 @@ class Node:
         await self._warm.close()
         await self._follower.stop()
         await self._collector.stop()
+        await self._host.first_starts.stop()
         await asyncio.gather(*(owner.shut_down() for owner in self._owners.values()))
 
     def has_live_vmm(self) -> bool:

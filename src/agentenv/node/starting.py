@@ -42,9 +42,8 @@ async def start(owner: Owner, work: Work) -> Event:
     A start that fails leaves nothing but a tombstone: START_FAILED leads to the teardown.
     """
     try:
-        saved = None if work.params is None else await saved_machine(owner, work.params)
         async with owner.host.admission.start(owner.record.resources):
-            await place(owner, saved)
+            await _place_from(owner, work.params)
     except AenvError as error:
         owner.condemn("create_failed", str(error))
         work.reject(error)
@@ -60,7 +59,7 @@ async def warm_up(owner: Owner, work: Work) -> Event:
     """
     try:
         async with owner.host.admission.start(owner.record.resources):
-            await place(owner, await saved_machine(owner, work.params))
+            await _place_from(owner, work.params)
             assert owner.slot is not None
             assert owner.vmm is not None
             token = owner.host.tokens.envd(owner.sandbox_id)
@@ -114,7 +113,7 @@ async def restore(owner: Owner, work: Work) -> Event:
             boot_id=host.boot_id,
         )
         async with host.admission.start(owner.record.resources):
-            await place(owner, await saved_machine(owner, pause))
+            await _place_from(owner, pause)
         owner.update(pause=None, end_at=_end_after(owner, work))
     except AenvError as error:
         await finish_despite_cancel(_undo_restore(owner))
@@ -172,9 +171,13 @@ async def forget_pause(owner: Owner, pause: SnapshotManifest) -> None:
     owner.host.collect_soon()
 
 
-async def saved_machine(owner: Owner, manifest: SnapshotManifest) -> SavedMachine:
-    """What a restore of this snapshot loads, as a local file. Raises `AenvError`."""
-    return SavedMachine(await owner.host.layers.state(manifest.device_state), manifest.machine)
+async def _place_from(owner: Owner, manifest: SnapshotManifest | None) -> None:
+    """Place the VM, restored from a snapshot, or booted (None). Raises `AenvError`."""
+    if manifest is None:
+        return await place(owner, None)
+    async with owner.host.first_starts.of(manifest):
+        state = await owner.host.layers.state(manifest.device_state)
+        await place(owner, SavedMachine(state, manifest.machine))
 
 
 async def finish_despite_cancel(undo: Coroutine[Any, Any, None]) -> None:
