@@ -4,6 +4,7 @@
 //! settings change. Every field is optional and an absent one changes nothing, so repeating a call is safe.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use http::StatusCode;
 use http::request::Parts;
@@ -16,7 +17,9 @@ use crate::daemon::{Daemon, Machine};
 use crate::http::answer::Answer;
 use crate::http::body::{BodyError, Reader};
 use crate::identity::{self, IdentityError};
+use crate::image::{self, ImageError};
 use crate::json::Base64;
+use crate::users::Users;
 
 /// Environment variables are the only long part.
 const BODY_BYTES_MAX: usize = 4 << 20;
@@ -44,13 +47,17 @@ pub enum InitError {
     Entropy { length: usize },
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }
 
 impl InitError {
     fn status(&self) -> StatusCode {
         match self {
             InitError::Token => StatusCode::UNAUTHORIZED,
-            InitError::Identity(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            InitError::Identity(_) | InitError::Image(ImageError::File { .. } | ImageError::NumbersUsedUp) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             _ => StatusCode::BAD_REQUEST,
         }
     }
@@ -81,6 +88,9 @@ struct Message {
     sandbox_id: Option<String>,
     #[serde(rename = "templateID")]
     template_id: Option<String>,
+    /// Sent once, when a template is built of an image: make this user and this directory if they are missing.
+    create_user: Option<String>,
+    create_workdir: Option<String>,
 }
 
 pub async fn handle(daemon: &Daemon, connection: u64, parts: &Parts, body: Incoming) -> Answer {
@@ -180,6 +190,21 @@ fn apply_to_guest(message: &Message, checked: &Checked) -> Result<(), InitError>
         identity::set_machine_id(machine_id)?;
     }
     identity::write_sandbox_files(message.sandbox_id.as_deref(), message.template_id.as_deref())?;
+    prepare_image(message)
+}
+
+fn prepare_image(message: &Message) -> Result<(), InitError> {
+    let root = Path::new("/");
+    if let Some(user) = &message.create_user {
+        image::ensure_user(root, &Users::load(), user)?;
+    }
+    if let Some(workdir) = message.create_workdir.as_ref().filter(|path| !path.is_empty()) {
+        let owner = message
+            .default_user
+            .as_deref()
+            .and_then(|name| Users::load().find(name));
+        image::ensure_workdir(root, workdir, owner.as_ref())?;
+    }
     Ok(())
 }
 

@@ -20,6 +20,7 @@ mod daemon;
 mod files;
 mod http;
 mod identity;
+mod image;
 mod init;
 mod json;
 mod metrics;

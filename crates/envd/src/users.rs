@@ -39,6 +39,20 @@ impl Users {
         }
     }
 
+    /// The files' contents, given.
+    #[cfg(test)]
+    pub fn of(passwd: &str, group: &str) -> Self {
+        Users {
+            passwd: passwd.into(),
+            group: group.into(),
+        }
+    }
+
+    /// Whether a user or a group has this number.
+    pub fn has_id(&self, id: u32) -> bool {
+        self.entries().any(|user| user.uid == id || user.gid == id) || self.group_lines().any(|(_, gid, _)| gid == id)
+    }
+
     /// The user of this name, or of this number.
     pub fn find(&self, name: &str) -> Option<User> {
         self.entries()

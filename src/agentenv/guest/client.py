@@ -80,6 +80,21 @@ async def init(address: str, identity: GuestIdentity, generation: int, deadline_
     raise GuestUnresponsive(f"the guest daemon did not answer within {deadline_s:g} s") from last
 
 
+async def prepare_image(address: str, user: str, owner: str, workdir: str, deadline_s: float) -> None:
+    """Make what the SDKs rely on and an image may lack: `user`, and `workdir` ("" for none), which is `owner`'s.
+
+    For a guest without a token, while its template is built. Raises `GuestError` or `GuestUnresponsive`.
+    """
+    body = {"createUser": user, "defaultUser": owner, "createWorkdir": workdir}
+    try:
+        call = _exchange(address, "POST", "/init", json.dumps(body).encode(), None, _JSON_HEADERS)
+        status, text = await asyncio.wait_for(call, deadline_s)
+    except (OSError, EOFError, TimeoutError, ValueError) as error:
+        raise GuestUnresponsive("the guest daemon did not answer while its image was prepared") from error
+    if status != 204:
+        raise GuestError(f"the guest daemon could not prepare the image ({status}): {text[:200]}")
+
+
 async def warm_up(address: str, runs: int, token: str | None = None) -> None:
     """Walk the way of a client's first requests a few times, so that they find everything loaded and translated.
 

@@ -18,6 +18,7 @@ from agentenv.model.image import (
     Progress,
     Report,
 )
+from agentenv.model.image_config import DEFAULT_USER, image_environment, image_user, image_workdir
 from agentenv.model.sandbox import (
     ExpiryAction,
     NetworkPolicy,
@@ -37,6 +38,7 @@ from agentenv.model.snapshot import (
 from agentenv.model.storage import Damage, GcReport, StorageReport, TierUsage, VerifyReport
 
 __all__ = [
+    "DEFAULT_USER",
     "SANDBOX_ID_PATTERN",
     "Damage",
     "DiskStack",
@@ -62,6 +64,9 @@ __all__ = [
     "TierUsage",
     "Tombstone",
     "VerifyReport",
+    "image_environment",
+    "image_user",
+    "image_workdir",
     "new_build_id",
     "new_sandbox_id",
     "new_snapshot_id",

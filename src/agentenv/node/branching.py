@@ -178,6 +178,8 @@ def _manifest(
         device_state=state,
         machine=record.vmm.fingerprint,
         token_owner=record.token_owner,
+        parent_snapshot_id=record.template_id,
+        image_config=record.image_config,
     )
     return _described(owner, bare, params)
 

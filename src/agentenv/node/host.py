@@ -28,6 +28,9 @@ class GuestCalls(Protocol):
     async def init(self, address: str, identity: GuestIdentity, generation: int, deadline_s: float) -> None:
         """Make the guest this sandbox. Raises `GuestUnresponsive` or `GuestError`."""
 
+    async def prepare_image(self, address: str, user: str, owner: str, workdir: str, deadline_s: float) -> None:
+        """Make what the SDKs rely on and an image may lack. Raises `GuestError` or `GuestUnresponsive`."""
+
     async def warm_up(self, address: str, runs: int, token: str | None = None) -> None:
         """Run a shell a few times; raises nothing."""
 

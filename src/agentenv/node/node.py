@@ -15,6 +15,7 @@ from typing import Any, Final
 from agentenv.errors import AenvError, Conflict, InvalidRequest, NodeStopping, SandboxNotFound
 from agentenv.lifecycle import POOLED, SERVING, WITH_VMM, Action, Event, Phase
 from agentenv.model import (
+    DEFAULT_USER,
     DiskStack,
     ExpiryAction,
     MemoryStack,
@@ -24,6 +25,8 @@ from agentenv.model import (
     SnapshotKind,
     SnapshotManifest,
     Tombstone,
+    image_user,
+    image_workdir,
     new_sandbox_id,
 )
 from agentenv.node import recovery
@@ -52,6 +55,7 @@ log = logging.getLogger(__name__)
 ROUTE_WAIT_S_MAX: Final = 60.0
 # So often a template's guest runs a shell before its snapshot: what it touches is in the image of every clone.
 TEMPLATE_WARM_UP_RUNS: Final = 3
+PREPARE_IMAGE_S_MAX: Final = 60.0
 # Microseconds from the start of the last template's VMM to its daemon's answer; kept for the curious.
 COLD_BOOT_COUNTER: Final = "cold_boot_us"
 
@@ -215,22 +219,35 @@ class Node:
         """Raises `InvalidRequest` for a machine that this node could never run."""
         self._host.admission.check_fits(resources)
 
-    async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest:
+    async def build_template(
+        self, name: str, disk: DiskStack, resources: Resources, image_config: dict[str, Any] | None = None
+    ) -> SnapshotManifest:
         """Boot a disk, wait for its daemon, and commit the running machine as a template called `name`.
 
-        The guest of a template has no token and no identity: every restore gives it one.
+        The guest of a template has no token and no identity: every restore gives it one. `image_config` is that of the
+        OCI image that the disk was made of; the user and the directory that it lacks are made. The caller reserves and
+        holds the layers.
         """
         host = self._host
         host.admission.check_fits(resources)
         memory_bytes = resources.memory_mib << 20
         image = MemoryStack(f"zero-{resources.memory_mib}", memory_bytes, ())
         spec = SandboxSpec(template=name, timeout_s=3600, on_timeout=ExpiryAction.KILL, secure=False)
-        owner = self._add_owner(self._new_record(spec, resources, disk, image))
+        record = replace(self._new_record(spec, resources, disk, image), image_config=image_config or {})
+        owner = self._add_owner(record)
         try:
             started = host.clock.monotonic()
             await owner.adopt_work(Event.STARTED, (Action.START,), None)
             host.database.set_value(COLD_BOOT_COUNTER, round((host.clock.monotonic() - started) * 1e6))
             assert owner.slot is not None
+            if image_config is not None:
+                await host.guest.prepare_image(
+                    owner.slot.address,
+                    DEFAULT_USER,
+                    image_user(image_config),
+                    image_workdir(image_config),
+                    PREPARE_IMAGE_S_MAX,
+                )
             await host.guest.warm_up(owner.slot.address, TEMPLATE_WARM_UP_RUNS)
             full_name = parse_reference(name)
             async with host.layers.repository.reserved_name(full_name):
@@ -330,6 +347,7 @@ class Node:
                 template_id=template,
                 alias=alias,
                 token_owner=manifest.token_owner,
+                image_config=manifest.image_config,
                 restoring=manifest.device_state,
             )
         )

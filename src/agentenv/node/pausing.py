@@ -202,4 +202,6 @@ def _pause_manifest(owner: Owner, disk: DiskStack, memory: MemoryStack) -> Snaps
         token_owner=record.token_owner,
         source_sandbox_id=record.sandbox_id,
         template_id=record.template_id,
+        parent_snapshot_id=record.template_id,
+        image_config=record.image_config,
     )

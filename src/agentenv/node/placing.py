@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.guest.client import GuestIdentity
-from agentenv.model import MachineFingerprint
+from agentenv.model import MachineFingerprint, image_environment, image_user, image_workdir
 from agentenv.network import Slot
 from agentenv.node.owner import Owner
 from agentenv.vmm import MachineFiles, MachineSpec, NetworkAttachment
@@ -76,7 +76,9 @@ async def greet(owner: Owner) -> None:
         template_id=record.template_id,
         access_token=tokens.envd(record.sandbox_id) if record.spec.secure else None,
         previous_token=tokens.envd(record.token_owner) if record.token_owner else None,
-        env_vars=record.spec.env_vars,
+        env_vars={**image_environment(record.image_config), **record.spec.env_vars},
+        default_user=image_user(record.image_config),
+        default_workdir=image_workdir(record.image_config),
         is_same=record.greeted,
     )
     await owner.host.guest.init(owner.slot.address, identity, record.generation, GUEST_ANSWER_S_MAX)

@@ -7,7 +7,8 @@ at any instruction finds all of it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from agentenv.lifecycle import Phase
 from agentenv.model import (
@@ -56,6 +57,8 @@ class SandboxRecord:
     # How many layers at the bottom of each stack came with the template: they are shared and never merged.
     shared_disk_layers: int = 0
     shared_memory_layers: int = 0
+    # The configuration of the OCI image that the disk came from: whose user, directory and environment it has.
+    image_config: dict[str, Any] = field(default_factory=dict)
     # Whether the guest has been made this sandbox; a resume then only sets its clock and reseeds it.
     greeted: bool = False
     # The device state that a start still has to load; "" once it has.

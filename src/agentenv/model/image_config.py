@@ -1,0 +1,30 @@
+"""What a sandbox takes from the configuration of its OCI image (OCI image specification, "Image Configuration").
+
+Functions of the raw `config` object, which manifests keep whole, so that an export gives back what came in. An empty
+one stands for a disk that is of no image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+# Whom commands and file calls are for where the image names nobody: E2B's user.
+DEFAULT_USER: Final = "user"
+
+
+def image_user(config: Mapping[str, Any]) -> str:
+    """The user's name or number, without the group that may follow it."""
+    user = str(config.get("User") or "").partition(":")[0]
+    return user or DEFAULT_USER
+
+
+def image_workdir(config: Mapping[str, Any]) -> str:
+    """The working directory; "" for the user's home."""
+    return str(config.get("WorkingDir") or "")
+
+
+def image_environment(config: Mapping[str, Any]) -> dict[str, str]:
+    """`Env` as a mapping; entries without a name or a value are left out."""
+    pairs = (str(entry).partition("=") for entry in config.get("Env") or ())
+    return {name: value for name, separator, value in pairs if name and separator}
