@@ -48,6 +48,10 @@ class Layers:
         """Paths for blockd, in the same order."""
         return [str(self.path(layer_id)) for layer_id in layer_ids]
 
+    def local_path(self, layer_id: str) -> Path:
+        """Where a local layer is or will be written."""
+        return self.staging.layer_path(layer_id)
+
     async def state(self, state_id: str) -> Path:
         """The device state as a local file. Raises `StoreUnavailable`, `OperationFailed`."""
         return self.staging.state_path(state_id) if is_local(state_id) else await self.repository.state(state_id)

@@ -1,19 +1,21 @@
 """Builds templates: root file system -> layer -> cold boot -> ready -> snapshot.
 
-Owns the order of the steps. Does not own the packages (`rootfs`), nor the boot and the snapshot (`node`). A build that
-fails leaves a layer in the repository that no record names, which the collector removes.
+Owns the order of the steps. Does not own the packages (`rootfs`), the conversion of OCI images (`images`), nor the boot
+and the snapshot (`node`). A build that fails leaves a layer in staging that no record names, which the collector
+removes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from agentenv.errors import ImageError, InvalidRequest, SandboxNotFound, TemplateNotFound
 from agentenv.model import DiskStack, Resources, SnapshotManifest
-from agentenv.snapshots import Repository, new_layer_id, parse_reference
+from agentenv.snapshots import new_layer_id, parse_reference
 from agentenv.templates.rootfs import build_base_rootfs
 
 BASE_NAME: Final = "base"
@@ -31,7 +33,9 @@ class TemplateNode(Protocol):
 
     def check_fits(self, resources: Resources) -> None: ...
 
-    async def build_template(self, name: str, disk: DiskStack, resources: Resources) -> SnapshotManifest: ...
+    async def build_template(
+        self, name: str, disk: DiskStack, resources: Resources, image_config: dict[str, Any] | None = None
+    ) -> SnapshotManifest: ...
 
 
 class Importer(Protocol):
@@ -40,12 +44,12 @@ class Importer(Protocol):
     async def import_raw(self, source: Path, into: Path) -> object: ...
 
 
-class Reservations(Protocol):
-    """What a build needs of the node's bookkeeping: layers that no record names yet."""
+class LocalLayers(Protocol):
+    """What a build needs of the node's layers: a place for a new one, which no record names yet."""
 
-    def reserve(self, *layer_ids: str) -> None: ...
+    def local_path(self, layer_id: str) -> Path: ...
 
-    def release(self, *layer_ids: str) -> None: ...
+    def reserved(self, *ids: str) -> AbstractContextManager[None]: ...
 
 
 class Builder:
@@ -57,16 +61,14 @@ class Builder:
         self,
         node: TemplateNode,
         block: Importer,
-        repository: Repository,
-        reservations: Reservations,
+        layers: LocalLayers,
         cache_dir: Path,
         progress: Callable[[str], None],
     ) -> None:
         """`cache_dir` keeps the base root file system for the next build and the next node."""
         self._node = node
         self._block = block
-        self._repository = repository
-        self._reservations = reservations
+        self._layers = layers
         self._cache_dir = cache_dir
         self._progress = progress
         self._one_at_a_time = asyncio.Lock()
@@ -93,25 +95,46 @@ class Builder:
             image = await build_base_rootfs(self._cache_dir, resources.disk_mib, self._progress)
             return await self._from_image(name, image, resources, ImageError)
 
+    async def build_from_disk(
+        self, name: str, disk: DiskStack, resources: Resources, image_config: dict[str, Any], what: str
+    ) -> SnapshotManifest:
+        """Make a template of a disk that is there as layers: those of a converted OCI image, called `what`.
+
+        The caller holds the layers meanwhile. Raises as `build`; an image that does not boot is an `ImageError`.
+        """
+        self._node.check_fits(resources)
+        async with self._one_at_a_time:
+            return await self._from_disk(name, disk, resources, image_config, what, ImageError)
+
     async def _from_image(
         self, name: str, image: Path, resources: Resources, unbootable: type[InvalidRequest | ImageError]
     ) -> SnapshotManifest:
-        """`unbootable` is raised when the machine ends during its first boot: whose fault a bad image is."""
         size_bytes = await asyncio.to_thread(_checked_size, image)
         layer = new_layer_id()
-        self._reservations.reserve(layer)
-        try:
+        with self._layers.reserved(layer):
             self._progress(f"template {name}: importing {image.name} as a layer")
-            await self._block.import_raw(image, self._repository.layer_path(layer))
+            await self._block.import_raw(image, self._layers.local_path(layer))
+            disk = DiskStack(size_bytes, (layer,))
+            return await self._from_disk(name, disk, resources, None, str(image), unbootable)
+
+    async def _from_disk(
+        self,
+        name: str,
+        disk: DiskStack,
+        resources: Resources,
+        image_config: dict[str, Any] | None,
+        what: str,
+        unbootable: type[InvalidRequest | ImageError],
+    ) -> SnapshotManifest:
+        """`unbootable` is raised when the machine ends during its first boot: whose fault a bad image is."""
+        try:
             self._progress(f"template {name}: first boot")
-            manifest = await self._node.build_template(name, DiskStack(size_bytes, (layer,)), resources)
-            self._progress(f"template {name}: ready ({manifest.snapshot_id})")
-            return manifest
+            manifest = await self._node.build_template(name, disk, resources, image_config)
         except SandboxNotFound as error:
             # Nobody else knows the machine, so it ended by itself: PID 1 found no root file system that it can mount.
-            raise unbootable(f"image: {image} does not boot: its machine ended before the guest was ready") from error
-        finally:
-            self._reservations.release(layer)
+            raise unbootable(f"image: {what} does not boot: its machine ended before the guest was ready") from error
+        self._progress(f"template {name}: ready ({manifest.snapshot_id})")
+        return manifest
 
 
 def _checked_size(image: Path) -> int:
