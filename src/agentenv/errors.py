@@ -51,6 +51,10 @@ class NodeStopping(AenvError):
     """The server is shutting down and accepts no new work."""
 
 
+class ImageNotFound(NotFound):
+    """No registry, directory or archive holds an image of this name."""
+
+
 # What went wrong while doing it
 
 
@@ -60,6 +64,18 @@ class OperationFailed(AenvError):
 
 class StorageFull(OperationFailed):
     """The disk has no room for what had to be written; nothing that was acknowledged is lost."""
+
+
+class StoreUnavailable(OperationFailed):
+    """The repository's store cannot be reached, or says that it is overloaded; the same request works later."""
+
+
+class StoreRefused(OperationFailed):
+    """The repository's store turns the node away: its credentials, its permissions or the bucket's name are wrong."""
+
+
+class RepositoryDamaged(OperationFailed):
+    """Something that the repository acknowledged is missing or has other content; the message names the object."""
 
 
 class BlockError(OperationFailed):
@@ -108,6 +124,14 @@ class GuestUnresponsive(GuestError):
 
 class ImageError(OperationFailed):
     """A root file system or a layer could not be made from its source."""
+
+
+class RegistryError(ImageError):
+    """A registry could not be reached within the deadline, or answered what cannot be used."""
+
+
+class RegistryDenied(RegistryError):
+    """A registry refused access; the message says to which repository and whether credentials were given."""
 
 
 # Start-up

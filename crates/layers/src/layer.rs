@@ -102,6 +102,22 @@ impl Layer {
         }
     }
 
+    /// The size that a writer of this layer must give: whole sectors, one at least. Others leave it open or odd; its last
+    /// sector is whole all the same.
+    pub(crate) fn writer_size(&self) -> u64 {
+        self.virtual_size().next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES)
+    }
+
+    /// Whether the file is as long as its image, with holes: a layer that was sealed in place. See [`crate::Canonical`].
+    pub fn is_sparse(&self) -> bool {
+        self.fields.sparse
+    }
+
+    /// The layer's bytes, out of their envelope if they have one.
+    pub fn blob(&self) -> &Arc<dyn Blob> {
+        &self.blob
+    }
+
     pub fn uuid(&self) -> Uuid {
         self.fields.uuid
     }

@@ -13,6 +13,8 @@
 //! All offsets and lengths of the public interface are bytes and must be multiples of [`SECTOR_BYTES`].
 
 mod blob;
+mod canonical;
+mod digest;
 mod error;
 mod extent;
 mod file_ops;
@@ -38,6 +40,8 @@ mod writer;
 mod crash_test;
 
 pub use blob::{Blob, FileBlob, FileIdentity, Opener};
+pub use canonical::{Canonical, CanonicalReader};
+pub use digest::{CompactReport, DigestReport, compact, digest, digest_layer};
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentKind};
 pub use header::HEADER_BYTES;

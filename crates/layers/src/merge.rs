@@ -32,11 +32,9 @@ pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
     let size = lowers
         .layers()
         .iter()
-        .map(|layer| layer.virtual_size())
+        .map(|layer| layer.writer_size())
         .max()
-        .unwrap_or(0);
-    // A layer of others may have an odd size; its last sector is whole all the same.
-    let size = size.next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES);
+        .unwrap_or(SECTOR_BYTES);
     let mut writer = LayerWriter::create(into, size, bottom.parent())?;
     writer.set_uuid(top.uuid());
     let mut chunk = vec![0u8; (CHUNK_SECTORS * SECTOR_BYTES) as usize];

@@ -21,7 +21,7 @@ use crate::uuid::Uuid;
 /// Data gathered before it is written; larger pieces go to the file directly.
 const BUFFER_BYTES: usize = 1 << 20;
 /// The index is padded with zeros to this, so that the trailer stays aligned for direct I/O.
-const INDEX_ALIGN: u64 = 4096;
+pub(crate) const INDEX_ALIGN: u64 = 4096;
 
 /// Builds one sealed layer.
 #[derive(Debug)]

@@ -23,10 +23,12 @@ from agentenv.api import errors
 from agentenv.api.builds import TemplateBuilder
 from agentenv.api.call import Context, Endpoint, internal_error_response, run
 from agentenv.api.idempotency import Idempotency
+from agentenv.api.images import ImageService
 from agentenv.api.keys import ApiKeys
 from agentenv.api.names import shown
 from agentenv.api.routes import ENDPOINTS
 from agentenv.api.settings import ApiSettings
+from agentenv.api.storage import StorageService
 from agentenv.clock import Clock, RealClock
 from agentenv.errors import AenvError, InvalidRequest
 from agentenv.node.interface import NodeInterface
@@ -38,12 +40,26 @@ def create_app(
     settings: ApiSettings | None = None,
     clock: Clock | None = None,
     builder: TemplateBuilder | None = None,
+    images: ImageService | None = None,
+    storage: StorageService | None = None,
 ) -> Starlette:
-    """The app for one node. It holds no state but the idempotency store, which dies with it."""
+    """The app for one node. It holds no state but the idempotency store, which dies with it.
+
+    Routes whose builder, images or storage is None answer 501.
+    """
     chosen = settings or ApiSettings()
     now = clock or RealClock()
     idempotency = Idempotency(now, chosen.idempotency_entries_max, chosen.idempotency_ttl_s)
-    context = Context(node=node, keys=keys, settings=chosen, idempotency=idempotency, clock=now, builder=builder)
+    context = Context(
+        node=node,
+        keys=keys,
+        settings=chosen,
+        idempotency=idempotency,
+        clock=now,
+        builder=builder,
+        images=images,
+        storage=storage,
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -8,15 +8,16 @@ Cancellation. Neither uvicorn nor Starlette cancels a handler when its client go
 `http.disconnect` message, which nobody reads. So `run` reads it and cancels the handler of a changing request; the
 node then finishes or undoes what it began, as its interface promises. Nothing is shielded here, with one
 exception: a create with an Idempotency-Key runs to its end, because its answer is for the client's next attempt
-(see `idempotency`).
+(see `idempotency`). A `Streamed` answer does its work while it is sent and keeps the same rule by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -37,8 +38,11 @@ from agentenv.node.interface import NodeInterface
 
 if TYPE_CHECKING:
     from agentenv.api.builds import TemplateBuilder
+    from agentenv.api.images import ImageService
+    from agentenv.api.storage import StorageService
 
 B = TypeVar("B")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Context:
     idempotency: Idempotency
     clock: Clock
     builder: TemplateBuilder | None = None
+    images: ImageService | None = None
+    storage: StorageService | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,8 @@ class Call(Generic[B]):
         return self.context.clock.wall()
 
 
+JSON: Final = "application/json"
+
 Handler = Callable[[Call[B]], Awaitable[Response]]
 
 
@@ -98,6 +106,10 @@ class Endpoint(Generic[B]):
     authenticated: bool = True
     # Its own time budget; None: that of every request.
     budget_s: float | None = None
+    # The shape of one line where the client may ask for progress as NDJSON; None where it may not.
+    lines: Any = None
+    # Of a success; anything but JSON has no shape in `results`.
+    media_type: str = JSON
 
     @property
     def mutates(self) -> bool:
@@ -107,12 +119,30 @@ class Endpoint(Generic[B]):
 
 def json_response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A success with a body."""
-    return Response(encode(value), status, dict(headers or {}), media_type="application/json")
+    return Response(encode(value), status, dict(headers or {}), media_type=JSON)
 
 
 def no_content() -> Response:
     """204, which must have no body."""
     return Response(status_code=204)
+
+
+Ended = Callable[[int, BaseException | None], None]
+
+
+class Streamed(Response):
+    """A success that does its work while it is sent, so its outcome is known only at the end of `__call__`.
+
+    `run` arms it with what it knows of the route; the stream keeps to the budget and tells how it ended.
+    """
+
+    operation: str
+    budget_s: float
+    ended: Ended
+
+    def arm(self, operation: str, budget_s: float, ended: Ended) -> None:
+        """`ended` takes the status that the outcome has in the error table, and the error if there was one."""
+        self.operation, self.budget_s, self.ended = operation, budget_s, ended
 
 
 async def run(endpoint: Endpoint[Any], context: Context, request: Request, params: Mapping[str, str]) -> Response:
@@ -125,24 +155,43 @@ async def run(endpoint: Endpoint[Any], context: Context, request: Request, param
         failure, response = error, errors.error_response(error)
     except Exception as error:
         failure, response = error, internal_error_response(endpoint.operation, error)
-    if endpoint.mutates or response.status_code >= 500:
-        log.info(
-            "request",
-            operation=endpoint.operation,
-            status=response.status_code,
-            duration_ms=round((context.clock.monotonic() - began) * 1_000, 3),
-            target=next(iter(params.values()), None),
-            error=type(failure).__name__ if failure is not None else None,
-            reason=str(failure)[:500] if isinstance(failure, AenvError) else None,
-        )
+
+    def ended(status: int, failure: BaseException | None) -> None:
+        if endpoint.mutates or status >= 500:
+            duration_ms = (context.clock.monotonic() - began) * 1_000
+            _log_request(endpoint.operation, params, status, duration_ms, failure)
+
+    if isinstance(response, Streamed):
+        response.arm(endpoint.operation, endpoint.budget_s or context.settings.request_s_max, ended)
+    else:
+        ended(response.status_code, failure)
     return response
 
 
-def internal_error_response(operation: str, error: Exception) -> Response:
-    """500 for a bug of ours: the log has everything, the client the id to find it by."""
+def _log_request(
+    operation: str, params: Mapping[str, str], status: int, duration_ms: float, failure: BaseException | None
+) -> None:
+    log.info(
+        "request",
+        operation=operation,
+        status=status,
+        duration_ms=round(duration_ms, 3),
+        target=next(iter(params.values()), None),
+        error=type(failure).__name__ if failure is not None else None,
+        reason=str(failure)[:500] if isinstance(failure, AenvError) else None,
+    )
+
+
+def internal_error(operation: str, error: Exception) -> errors.InternalError:
+    """What the client is told of a bug of ours: the id to find it by in the log, which has everything."""
     incident = new_build_id()
     log.error("bug", operation=operation, incident=incident, exc_info=error)
-    return errors.error_response(errors.InternalError(f"internal error; the server's log has it as {incident}"))
+    return errors.InternalError(f"internal error; the server's log has it as {incident}")
+
+
+def internal_error_response(operation: str, error: Exception) -> Response:
+    """500 for a bug of ours."""
+    return errors.error_response(internal_error(operation, error))
 
 
 async def _guarded(endpoint: Endpoint[Any], context: Context, request: Request, params: Mapping[str, str]) -> Response:
@@ -213,29 +262,55 @@ async def _within_budget(work: Awaitable[Response], receive: Receive, budget_s: 
 
     In the latter two cases `work` is cancelled and awaited. Safe to cancel: cancels `work` too.
     """
+    async with beside_client(work, receive) as (task, gone):
+        await either(task, gone, budget_s)
+        return await settled(task, gone, budget_s)
+
+
+@contextlib.asynccontextmanager
+async def beside_client(
+    work: Awaitable[T], receive: Receive
+) -> AsyncIterator[tuple[asyncio.Future[T], asyncio.Future[None]]]:
+    """`work` as a task, and a second one that ends when the client goes away.
+
+    Both have ended after the block: what still runs then is cancelled and awaited.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({task, gone}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return await task
-        left = gone.done()
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled() and not left:
-            # It ended in the very moment of the cancel; the answer is the truth.
-            return await task
-        if left:
-            raise errors.ClientGone("the client closed the connection before the answer")
-        raise errors.BudgetExceeded(f"the request was not done within {budget_s:g} seconds and was given up")
+        yield task, gone
     finally:
         task.cancel()
         gone.cancel()
-        await asyncio.wait({task, gone})
-        for ended in (task, gone):
+        both: set[asyncio.Future[Any]] = {task, gone}
+        await asyncio.wait(both)
+        for ended in both:
             if not ended.cancelled():
                 # Look at it, or asyncio complains about an exception that nobody retrieved.
                 ended.exception()
+
+
+async def either(task: asyncio.Future[Any], gone: asyncio.Future[Any], timeout_s: float) -> None:
+    """Wait until one of the two is done, or for `timeout_s`."""
+    await asyncio.wait({task, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def settled(task: asyncio.Future[T], gone: asyncio.Future[None], budget_s: float) -> T:
+    """The result of a task for which nobody waits any longer: it is cancelled unless it is done.
+
+    Raises what the task raised, `ClientGone`, or `BudgetExceeded` when it neither ended nor lost its client.
+    """
+    if task.done():
+        return await task
+    left = gone.done()
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled() and not left:
+        # It ended in the very moment of the cancel; the answer is the truth.
+        return await task
+    if left:
+        raise errors.ClientGone("the client closed the connection before the answer")
+    raise errors.BudgetExceeded(f"the request was not done within {budget_s:g} seconds and was given up")
 
 
 async def _disconnected(receive: Receive) -> None:

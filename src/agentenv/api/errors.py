@@ -54,6 +54,10 @@ class IdempotencyMismatch(errors.InvalidRequest):
     """The Idempotency-Key was used before with another body."""
 
 
+class NotServed(errors.Unsupported):
+    """This server was put together without the part that the route needs."""
+
+
 class InternalError(errors.AenvError):
     """A bug; the message carries only the id under which the log tells more."""
 
@@ -83,6 +87,7 @@ ANSWERS: Final[Mapping[type[errors.AenvError], Answer]] = MappingProxyType(
         # A repeat after a second gets the first request's answer.
         IdempotencyInProgress: Answer(409, "idempotency_in_progress", should_retry=True, retry_after_s=1),
         ClientGone: Answer(499),
+        NotServed: Answer(501),
         # The node. Nothing was started, so a repeat is safe; a slot may be free in a second.
         errors.AtCapacity: Answer(429, "sandbox_capacity_unavailable", should_retry=True, retry_after_s=1),
         # A restart of the server takes seconds and no sandbox with it.
@@ -90,6 +95,8 @@ ANSWERS: Final[Mapping[type[errors.AenvError], Answer]] = MappingProxyType(
         # The operation. The message says in which state the sandbox is; a blind repeat would start a second one.
         errors.OperationFailed: Answer(500, "operation_failed", should_retry=False),
         errors.StorageFull: Answer(507, "storage_full", should_retry=False),
+        # Nothing was committed. A store that throttles asks for some seconds.
+        errors.StoreUnavailable: Answer(503, "store_unavailable", should_retry=True, retry_after_s=2),
         errors.RestoreRefused: Answer(409, "sandbox_no_compatible_node", should_retry=False),
         # Not E2B's `sandbox_snapshot_guest_agent_unresponsive`: it tells the SDK to offer a reboot from disk.
         errors.GuestUnresponsive: Answer(504, "guest_unresponsive", should_retry=False),

@@ -14,9 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from agentenv.api import wire
-from agentenv.api.call import Endpoint, NoBody
+from agentenv.api.call import JSON, Endpoint, NoBody
 from agentenv.api.routes import ENDPOINTS
 from agentenv.api.sandboxes import FROZEN_HEADER
+from agentenv.api.streams import NDJSON
 
 # Every authenticated route may answer these; the table adds its own.
 _COMMON_ERRORS: Final = (400, 401, 500)
@@ -34,6 +35,7 @@ _REASONS: Final = {
     422: "The Idempotency-Key was used with another request",
     429: "The node is full; see Retry-After",
     500: "It failed here",
+    501: "This server was put together without the part that the route needs",
     503: "The server is stopping; see Retry-After",
     504: "The guest did not answer, or the time budget is used up",
     507: "The disk has no room",
@@ -80,7 +82,8 @@ def text() -> str:
 def _shapes() -> list[Any]:
     found: list[Any] = [wire.ErrorBody]
     for endpoint in ENDPOINTS:
-        found += [shape for shape in (endpoint.body, *endpoint.results.values()) if shape not in (None, NoBody)]
+        shapes = (endpoint.body, endpoint.lines, *endpoint.results.values())
+        found += [shape for shape in shapes if shape not in (None, NoBody)]
     return found
 
 
@@ -106,7 +109,7 @@ def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
     if endpoint.body is not NoBody:
         schema = _schema(endpoint.body)
         required = any(field.required for field in msgspec.structs.fields(endpoint.body))
-        operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"required": required, "content": {JSON: {"schema": schema}}}
     if not endpoint.authenticated:
         operation["security"] = []
     return operation
@@ -123,13 +126,19 @@ def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {"description": _REASONS[status]}
         answers[str(status)] = answer
         if shape is not None:
-            answer["content"] = {"application/json": {"schema": _schema(shape)}}
+            answer["content"] = {JSON: {"schema": _schema(shape)}}
+        elif endpoint.media_type != JSON:
+            answer["content"] = {endpoint.media_type: {"schema": {"type": "string", "format": "binary"}}}
         if names := _HEADERS.get(endpoint.operation):
             answer["headers"] = {name: {"schema": {"type": "string"}} for name in names}
+    if endpoint.lines is not None:
+        # One JSON object a line, to clients that ask for it in Accept; the last one has the result or the error.
+        streamed = answers.setdefault("200", {"description": _REASONS[200]})
+        streamed.setdefault("content", {})[NDJSON] = {"schema": _schema(endpoint.lines)}
     statuses = set(endpoint.errors)
     if endpoint.authenticated:
         statuses |= {*_COMMON_ERRORS, *(_CHANGING_ERRORS if endpoint.mutates else ())}
-    error = {"content": {"application/json": {"schema": _schema(wire.ErrorBody)}}}
+    error = {"content": {JSON: {"schema": _schema(wire.ErrorBody)}}}
     answers |= {str(status): {"description": _REASONS[status], **error} for status in sorted(statuses)}
     return answers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentenv.api import builds, own, sandboxes, templates, wire
+from agentenv.api import builds, images, own, sandboxes, storage, stored, templates, wire
 from agentenv.api.call import Endpoint, NoBody
 
 _PAGE: Final = ("limit", "nextToken")
@@ -167,8 +167,66 @@ ENDPOINTS: Final[tuple[Endpoint[Any], ...]] = (
         builds.build,
         builds.NewTemplate,
         {201: wire.Template},
-        errors=_START,
+        errors=(*_START, 501),
         budget_s=builds.BUILD_S_MAX,
+        lines=stored.TemplateLine,
+    ),
+    Endpoint("listImages", "GET", "/aenv/images", images.list_images, NoBody, {200: list[stored.Image]}, errors=(501,)),
+    Endpoint(
+        "pullImage",
+        "POST",
+        "/aenv/images",
+        images.pull,
+        stored.NewImage,
+        {201: stored.Image},
+        errors=(404, 501, 507),
+        budget_s=images.PULL_S_MAX,
+        lines=stored.ImageLine,
+    ),
+    Endpoint("deleteImage", "DELETE", "/aenv/images/{digest}", images.delete, NoBody, {204: None}, errors=(404, 501)),
+    Endpoint(
+        "exportSnapshot",
+        "POST",
+        "/aenv/snapshots/{snapshot_id}/export",
+        images.export,
+        stored.ExportRequest,
+        {200: None},
+        errors=(404, 501, 507),
+        budget_s=images.EXPORT_S_MAX,
+        media_type=images.OCI_ARCHIVE,
+    ),
+    Endpoint("describeStorage", "GET", "/aenv/storage", storage.usage, NoBody, {200: stored.Storage}, errors=(501,)),
+    Endpoint(
+        "collectStorage",
+        "POST",
+        "/aenv/storage/gc",
+        storage.collect,
+        stored.GcRequest,
+        {200: stored.Gc},
+        errors=(409, 501),
+        budget_s=storage.GC_S_MAX,
+    ),
+    Endpoint(
+        "verifyStorage",
+        "POST",
+        "/aenv/storage/verify",
+        storage.verify,
+        NoBody,
+        {200: stored.Verified},
+        errors=(409, 501),
+        budget_s=storage.VERIFY_S_MAX,
+        lines=stored.ReportLine,
+    ),
+    Endpoint(
+        "repairStorage",
+        "POST",
+        "/aenv/storage/repair",
+        storage.repair,
+        NoBody,
+        {200: stored.Verified},
+        errors=(409, 501),
+        budget_s=storage.VERIFY_S_MAX,
+        lines=stored.ReportLine,
     ),
     Endpoint("health", "GET", "/health", own.health, NoBody, {204: None}, authenticated=False),
     Endpoint("describeNode", "GET", "/aenv/node", own.node, NoBody, {200: dict[str, Any]}),

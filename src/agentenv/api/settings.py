@@ -33,6 +33,10 @@ class ApiSettings:
     env_vars_bytes_max: int = 256 << 10
     idempotency_entries_max: int = 10_000
     idempotency_ttl_s: float = 86_400.0
+    # Of a progress stream: the least time between two looks for news, and the silence after which a line is repeated
+    # so that neither side nor a proxy between them takes the other for dead.
+    progress_interval_s: float = 0.2
+    progress_heartbeat_s: float = 10.0
 
     @classmethod
     def from_config(cls, config: Config) -> ApiSettings:

@@ -10,6 +10,7 @@ from api_case import KEY
 from starlette.applications import Starlette
 
 from agentenv.api import ApiKeys, ApiSettings, create_app
+from agentenv.api.fake import FakeImages, FakeStorage
 from agentenv.clock import FakeClock
 from agentenv.node.fake import FakeNode
 
@@ -25,8 +26,19 @@ def node(clock: FakeClock) -> FakeNode:
 
 
 @pytest.fixture
-def app(node: FakeNode, clock: FakeClock) -> Starlette:
-    return create_app(node, ApiKeys([KEY]), ApiSettings(), clock)
+def images(node: FakeNode) -> FakeImages:
+    return FakeImages(node.add_template)
+
+
+@pytest.fixture
+def storage() -> FakeStorage:
+    return FakeStorage()
+
+
+@pytest.fixture
+def app(node: FakeNode, clock: FakeClock, images: FakeImages, storage: FakeStorage) -> Starlette:
+    settings = ApiSettings(progress_interval_s=0.001)
+    return create_app(node, ApiKeys([KEY]), settings, clock, images=images, storage=storage)
 
 
 @pytest.fixture

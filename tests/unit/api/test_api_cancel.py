@@ -1,6 +1,6 @@
 """A client that goes away, or a request that takes too long, ends the handler; the node finishes or undoes the rest.
 
-These speak ASGI directly: only so can a test say exactly when the client disappears.
+These speak ASGI directly (`Connection`): only so can a test say exactly when the client disappears.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_case import KEY
+from api_case import KEY, Connection, until
 from starlette.applications import Starlette
 
 from agentenv.api import ApiKeys, ApiSettings, create_app
@@ -21,48 +21,6 @@ from agentenv.clock import FakeClock
 from agentenv.node.fake import FakeNode
 
 BODY = b'{"templateID":"base"}'
-
-
-class Connection:
-    """One request whose messages the test hands over one by one."""
-
-    def __init__(self, app: Starlette, method: str, path: str, headers: dict[str, str] | None = None) -> None:
-        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.sent: list[dict[str, Any]] = []
-        given = {"x-api-key": KEY, **(headers or {})}
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
-        }
-        self.task = asyncio.create_task(app(scope, self._inbox.get, self._send))
-
-    async def _send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def body(self, data: bytes, more: bool = False) -> None:
-        self._inbox.put_nowait({"type": "http.request", "body": data, "more_body": more})
-
-    def disconnect(self) -> None:
-        self._inbox.put_nowait({"type": "http.disconnect"})
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let other tasks run until `condition` holds; fails instead of hanging."""
-    for _ in range(1_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("never became true")
 
 
 async def held(connection: Connection, node: FakeNode, method: str) -> None:

@@ -20,7 +20,13 @@ from agentenv.node.fake import FakeNode
 
 Client = httpx.AsyncClient
 ANY_ID = "i" + "0" * 20
-PATHS = {"{sandbox_id}": ANY_ID, "{template_id}": "base", "{alias}": "base"}
+PATHS = {
+    "{sandbox_id}": ANY_ID,
+    "{template_id}": "base",
+    "{snapshot_id}": "base",
+    "{alias}": "base",
+    "{digest}": "sha256:" + "0" * 64,
+}
 ALL_CLASSES = [
     cls
     for module in (errors, api_errors)
@@ -251,6 +257,7 @@ def test_the_statuses_that_clients_depend_on() -> None:
     wanted = {
         errors.InvalidRequest: 400,
         errors.Unsupported: 400,
+        api_errors.NotServed: 501,
         errors.Unauthorized: 401,
         errors.SandboxNotFound: 404,
         errors.TemplateNotFound: 404,
@@ -264,7 +271,12 @@ def test_the_statuses_that_clients_depend_on() -> None:
     }
     assert {cls: answer_for(cls("x")).status for cls in wanted} == wanted
     retried = {cls for cls, line in ANSWERS.items() if line.retry_after_s is not None}
-    assert retried == {errors.AtCapacity, errors.NodeStopping, api_errors.IdempotencyInProgress}
+    assert retried == {
+        errors.AtCapacity,
+        errors.NodeStopping,
+        errors.StoreUnavailable,
+        api_errors.IdempotencyInProgress,
+    }
 
 
 def test_an_error_without_text_still_has_a_message() -> None:
