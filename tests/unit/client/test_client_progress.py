@@ -102,8 +102,7 @@ async def test_an_archive_that_stands_still_is_given_up(monkeypatch):
             await asyncio.Event().wait()
 
     monkeypatch.setattr("agentenv.client.images.EXPORT_IDLE_S_MAX", 0.01)
-    async with client_of(Stuck(b"", 1)) as client:
-        async with client.images.export("base") as pieces:
-            assert await anext(pieces) == b"begin"
-            with pytest.raises(errors.RequestTimeout, match=r"nothing of the archive for 0\.01 s"):
-                await anext(pieces)
+    async with client_of(Stuck(b"", 1)) as client, client.images.export("base") as pieces:
+        assert await anext(pieces) == b"begin"
+        with pytest.raises(errors.RequestTimeout, match=r"nothing of the archive for 0\.01 s"):
+            await anext(pieces)
