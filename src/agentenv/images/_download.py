@@ -48,7 +48,9 @@ class BlobDownload:
         self._into = into
         self._on_bytes = on_bytes
         self._file: FileIO | None = None
+        # A cancel does not stop a thread that opens or writes: the lock keeps `close` behind it, or it behind `close`.
         self._writing = threading.Lock()
+        self._is_closed = False
         self._hash = hashlib.sha256()
         self._offset = 0
         self._etag: str | None = None
@@ -58,7 +60,7 @@ class BlobDownload:
 
     async def open(self) -> None:
         """Take over what an earlier download left in the file. Raises `StorageFull`, `ImageError`."""
-        self._file = await asyncio.to_thread(self._open_file)
+        await asyncio.to_thread(self._open_file)
         if self._offset:
             self._of_one_answer = False
             self._on_bytes(self._offset)
@@ -68,6 +70,7 @@ class BlobDownload:
 
     def _close_file(self) -> None:
         with self._writing:
+            self._is_closed = True
             if self._file is not None:
                 self._file.close()
                 self._file = None
@@ -159,7 +162,6 @@ class BlobDownload:
         self._on_bytes(len(piece))
 
     def _write(self, piece: bytearray) -> None:
-        # A cancel does not stop the thread that writes: the lock keeps `close` behind it.
         with self._writing:
             if self._file is None:
                 return
@@ -183,11 +185,19 @@ class BlobDownload:
         self._file.seek(0)
         self._file.truncate(0)
 
-    def _open_file(self) -> FileIO:
-        try:
-            file = FileIO(os.open(self._into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-        except OSError as error:
-            raise self._no_room(error) from error
+    def _open_file(self) -> None:
+        with self._writing:
+            if self._is_closed:
+                return
+            try:
+                self._file = FileIO(os.open(self._into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+            except OSError as error:
+                raise self._no_room(error) from error
+            self._take_over(self._file)
+            if (free := self._free_bytes()) < self._blob.size_bytes - self._offset:
+                raise StorageFull(self._needs(free))
+
+    def _take_over(self, file: FileIO) -> None:
         there = file.seek(0, os.SEEK_END)
         file.seek(0)
         if there > self._blob.size_bytes:
@@ -195,11 +205,6 @@ class BlobDownload:
         while piece := file.read(PIECE_BYTES):
             self._hash.update(piece)
         self._offset = there
-        free = self._free_bytes()
-        if free < self._blob.size_bytes - there:
-            file.close()
-            raise StorageFull(self._needs(free))
-        return file
 
     def _free_bytes(self) -> int:
         status = os.statvfs(self._into.parent)

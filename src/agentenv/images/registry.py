@@ -103,8 +103,8 @@ class RegistryClient:
             await download.fetch(self._request(endpoint, reference, f"blobs/{blob.digest}", "*/*"))
 
         async with self._downloads:
-            await download.open()
             try:
+                await download.open()
                 await self._anywhere(reference, ask)
             finally:
                 await download.close()
