@@ -5,9 +5,13 @@
 use std::error::Error;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aenv_layers::{LayerWriter, Stack, Upper, Uuid, digest, remove_upper};
+use aenv_layers::zfile::compress;
+use aenv_layers::{
+    Algorithm, Blob, FileBlob, LayerWriter, Stack, Upper, Uuid, ZFile, ZFileOptions, digest, remove_upper,
+};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -33,6 +37,15 @@ fn main() -> Outcome {
     let folder = tempfile::tempdir_in(parent)?;
     let folder = folder.path();
     let figures = [
+        ("zfile_mb_per_s", zfile_rate(Algorithm::Lz4)?),
+        ("zfile_zstd_mb_per_s", zfile_rate(Algorithm::Zstd)?),
+        ("unzfile_mb_per_s", unzfile_rate(Algorithm::Lz4, MIB)?),
+        ("unzfile_zstd_mb_per_s", unzfile_rate(Algorithm::Zstd, MIB)?),
+        (
+            "unzfile_4k_reads_k_per_s",
+            unzfile_rate(Algorithm::Lz4, 4 * KIB)? * 1e3 / 4096.0,
+        ),
+        ("zfile_ratio", zfile_ratio(Algorithm::Lz4)?),
         ("digest_mb_per_s", digest_rate(folder)?),
         ("digest_scattered_mb_per_s", digest_scattered_rate(folder)?),
         ("open_100_layers_ms", open_100_layers(folder)?),
@@ -56,6 +69,70 @@ fn median(mut samples: Vec<f64>) -> f64 {
 
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
+}
+
+/// 64 MiB that compress to about the half: records with words in common, zeros, and noise.
+fn sample() -> Vec<u8> {
+    let mut random = Random(11);
+    let mut bytes = Vec::with_capacity(66 << 20);
+    while bytes.len() < 64 << 20 {
+        let length = 1 + random.next() as usize % 3000;
+        match random.next() % 5 {
+            0 => bytes.resize(bytes.len() + length, 0),
+            1 => bytes.extend((0..length).map(|_| random.next() as u8)),
+            _ => (0..length / 12).for_each(|_| {
+                bytes.extend_from_slice(b"a word of ");
+                bytes.extend_from_slice(&(random.next() as u16).to_le_bytes());
+            }),
+        }
+    }
+    bytes
+}
+
+fn options(algorithm: Algorithm) -> ZFileOptions {
+    ZFileOptions {
+        algorithm,
+        ..ZFileOptions::default()
+    }
+}
+
+/// Of original bytes, in memory, on one core.
+fn zfile_rate(algorithm: Algorithm) -> Outcome<f64> {
+    let original = sample();
+    let mut stored = Vec::with_capacity(original.len());
+    let sample = |_| -> Outcome<f64> {
+        stored.clear();
+        let started = Instant::now();
+        compress(original.as_slice(), &mut stored, options(algorithm))?;
+        Ok(original.len() as f64 / started.elapsed().as_secs_f64() / 1e6)
+    };
+    Ok(median((0..REPEATS).map(sample).collect::<Outcome<_>>()?))
+}
+
+/// Of original bytes, read in sequence in parts of `part_bytes`, out of the page cache.
+fn unzfile_rate(algorithm: Algorithm, part_bytes: u64) -> Outcome<f64> {
+    let original = sample();
+    let file = tempfile::NamedTempFile::new()?;
+    compress(original.as_slice(), file.as_file(), options(algorithm))?;
+    let zfile = ZFile::open(file.path(), Arc::new(FileBlob::open(file.path())?))?;
+    let mut part = vec![0; part_bytes as usize];
+    let mut sample = || -> Outcome<f64> {
+        let started = Instant::now();
+        let mut offset = 0;
+        while offset + part_bytes <= zfile.len_bytes() {
+            zfile.read_exact_at(&mut part, offset)?;
+            offset += part_bytes;
+        }
+        Ok(offset as f64 / started.elapsed().as_secs_f64() / 1e6)
+    };
+    Ok(median((0..REPEATS).map(|_| sample()).collect::<Outcome<_>>()?))
+}
+
+/// Stored bytes per original byte.
+fn zfile_ratio(algorithm: Algorithm) -> Outcome<f64> {
+    let original = sample();
+    let report = compress(original.as_slice(), std::io::sink(), options(algorithm))?;
+    Ok(report.stored_bytes as f64 / report.original_bytes as f64)
 }
 
 /// 512 MiB in a few long runs, in the page cache.
