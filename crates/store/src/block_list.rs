@@ -44,11 +44,7 @@ pub enum BlockListError {
     #[error("the block list has blocks of {block_bytes} bytes; {BLOCK_BYTES} are expected")]
     BlockBytes { block_bytes: u32 },
     #[error("the block list has {found} bytes; {expected} belong to a blob of {size_bytes} bytes")]
-    Length {
-        size_bytes: u64,
-        expected: u64,
-        found: u64,
-    },
+    Length { size_bytes: u64, expected: u64, found: u64 },
 }
 
 /// A block that is not what the list says.
@@ -229,7 +225,10 @@ mod test {
     fn only_the_block_itself_passes() {
         let blob: Vec<u8> = (0..BLOCK + 10).map(|i| (i / 7) as u8).collect();
         let list = list_of(&blob);
-        assert_eq!((list.blocks(), list.range(1), list.range(9)), (2, 65536..65546, 65546..65546));
+        assert_eq!(
+            (list.blocks(), list.range(1), list.range(9)),
+            (2, 65536..65546, 65546..65546)
+        );
         list.verify(0, &blob[..BLOCK]).unwrap();
         list.verify(1, &blob[BLOCK..]).unwrap();
         let length = |block, expected, found| Err(BlockMismatch::Length { block, expected, found });
@@ -237,18 +236,29 @@ mod test {
         assert_eq!(list.verify(1, &blob[..BLOCK]), length(1, 10, 65536));
         let other = vec![0; 10];
         assert_eq!(list.verify(1, &other), Err(BlockMismatch::Content { block: 1 }));
-        assert_eq!(list.verify(2, &[]), Err(BlockMismatch::NoSuchBlock { block: 2, blocks: 2 }));
+        assert_eq!(
+            list.verify(2, &[]),
+            Err(BlockMismatch::NoSuchBlock { block: 2, blocks: 2 })
+        );
     }
 
     #[test]
     fn hostile_lists_are_errors() {
         let good = list_of(&vec![7; BLOCK * 3]).encode();
-        assert_eq!(BlockList::decode(&good[..27]), Err(BlockListError::TooShort { length: 27 }));
+        assert_eq!(
+            BlockList::decode(&good[..27]),
+            Err(BlockListError::TooShort { length: 27 })
+        );
         for (at, error) in [
             (0, BlockListError::NotABlockList),
             (12, BlockListError::NotABlockList),
             (8, BlockListError::Version { version: 0xfe }),
-            (24, BlockListError::BlockBytes { block_bytes: 65536 + 0xff }),
+            (
+                24,
+                BlockListError::BlockBytes {
+                    block_bytes: 65536 + 0xff,
+                },
+            ),
         ] {
             let mut bytes = good.clone();
             bytes[at] = !bytes[at];

@@ -45,7 +45,8 @@ impl Bucket {
             range: None,
         };
         let what = || "object_store refuses it".to_owned();
-        let s3 = build(config, http).map_err(|e| StoreError::new(place, Failure::Config { what: what() }).caused_by(e))?;
+        let s3 =
+            build(config, http).map_err(|e| StoreError::new(place, Failure::Config { what: what() }).caused_by(e))?;
         Ok(Bucket {
             name: name.to_owned(),
             prefix: config.prefix.trim_matches('/').to_owned(),
@@ -73,7 +74,13 @@ impl Bucket {
     }
 
     /// Writes a whole object; returns its tag. With `if_absent`, an object that is there is an error of status 412 or 409.
-    pub fn put(&self, key: &str, bytes: Bytes, if_absent: bool, timeout: Duration) -> Result<Option<String>, StoreError> {
+    pub fn put(
+        &self,
+        key: &str,
+        bytes: Bytes,
+        if_absent: bool,
+        timeout: Duration,
+    ) -> Result<Option<String>, StoreError> {
         let mode = if if_absent { PutMode::Create } else { PutMode::Overwrite };
         let options = PutOptions::from(mode);
         let path = self.path(key)?;
@@ -84,7 +91,8 @@ impl Bucket {
     /// Starts an upload in parts. Nothing is visible before `complete`.
     pub fn create_upload(&self, key: &str, timeout: Duration) -> Result<UploadId, StoreError> {
         let path = self.path(key)?;
-        self.run(key, None, timeout, self.s3.create_multipart(&path)).map(UploadId)
+        self.run(key, None, timeout, self.s3.create_multipart(&path))
+            .map(UploadId)
     }
 
     /// Sends part `part` (counted from 0); returns its tag. Sending a part again replaces it.
@@ -167,7 +175,11 @@ fn judge(seen: Option<Seen>) -> Failure {
 
 fn build(config: &S3Config, http: Http) -> object_store::Result<AmazonS3> {
     let keys_given = config.access_key_id.is_some();
-    let mut builder = if keys_given { AmazonS3Builder::new() } else { AmazonS3Builder::from_env() };
+    let mut builder = if keys_given {
+        AmazonS3Builder::new()
+    } else {
+        AmazonS3Builder::from_env()
+    };
     builder = builder
         .with_bucket_name(&config.bucket)
         .with_region(&config.region)

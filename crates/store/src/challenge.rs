@@ -92,8 +92,12 @@ impl Token {
     pub fn parse(body: &[u8], asked: Instant) -> Option<Token> {
         let answer: TokenAnswer = serde_json::from_slice(body).ok()?;
         let bearer = answer.token.or(answer.access_token)?;
-        let fits = !bearer.is_empty() && bearer.len() <= TOKEN_BYTES_MAX && bearer.bytes().all(|b| b.is_ascii_graphic());
-        let life = answer.expires_in.map_or(DEFAULT_LIFE, Duration::from_secs).min(LIFE_MAX);
+        let fits =
+            !bearer.is_empty() && bearer.len() <= TOKEN_BYTES_MAX && bearer.bytes().all(|b| b.is_ascii_graphic());
+        let life = answer
+            .expires_in
+            .map_or(DEFAULT_LIFE, Duration::from_secs)
+            .min(LIFE_MAX);
         // A tenth is left for the requests that are under way when it ends.
         let until = asked + life * 9 / 10;
         fits.then_some(Token { bearer, until })
@@ -112,7 +116,8 @@ mod test {
 
     #[test]
     fn a_bearer_challenge_is_read() {
-        let header = r#"Bearer realm="https://a.example/token",service="reg, istry",scope="repository:a/b:pull",error=x"#;
+        let header =
+            r#"Bearer realm="https://a.example/token",service="reg, istry",scope="repository:a/b:pull",error=x"#;
         let challenge = Challenge::Bearer {
             realm: "https://a.example/token".into(),
             service: Some("reg, istry".into()),

@@ -189,7 +189,11 @@ mod test {
             r#"{"kind":"registry","registry":"r:5000","repository":"a/b","digest":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#,
         ];
         for source in sources {
-            let text = GOLDEN.replacen(r#"{"kind":"object","store":"repository","key":"layers/e3.lsmt"}"#, source, 1);
+            let text = GOLDEN.replacen(
+                r#"{"kind":"object","store":"repository","key":"layers/e3.lsmt"}"#,
+                source,
+                1,
+            );
             assert_eq!(serde_json::to_string(&parse(&text).unwrap().source).unwrap(), source);
         }
     }
@@ -207,10 +211,17 @@ mod test {
             ("\"kind\":\"object\"", "\"kind\":\"ftp\""),
             ("\"store\":\"repository\"", "\"store\":\"repository\",\"more\":1"),
             ("\"size_bytes\"", "\"more\":1,\"size_bytes\""),
-            ("{\"kind\":\"object\",\"store\":\"repository\",\"key\":\"layers/e3.blocks\"}", "null"),
+            (
+                "{\"kind\":\"object\",\"store\":\"repository\",\"key\":\"layers/e3.blocks\"}",
+                "null",
+            ),
         ];
         for (from, to) in cases {
-            let text = if from.is_empty() { String::new() } else { GOLDEN.replace(from, to) };
+            let text = if from.is_empty() {
+                String::new()
+            } else {
+                GOLDEN.replace(from, to)
+            };
             let error = parse(&text).expect_err(&text).to_string();
             assert!(error.starts_with("/b/x.blob: "), "{error}");
         }

@@ -174,7 +174,10 @@ mod test {
         for status in [301, 400, 411, 412, 416] {
             assert_eq!(kind(of_status(status, None)), StoreErrorKind::Invalid, "{status}");
         }
-        assert_eq!(kind(of_status(400, Some("RequestTimeout".into()))), StoreErrorKind::Transient);
+        assert_eq!(
+            kind(of_status(400, Some("RequestTimeout".into()))),
+            StoreErrorKind::Transient
+        );
         assert_eq!(kind(of_status(404, None)), StoreErrorKind::NotFound);
         assert_eq!(kind(of_status(403, None)), StoreErrorKind::Denied);
     }
@@ -187,6 +190,9 @@ mod test {
             range: Some((4096, 512)),
         };
         let error = StoreError::new(place, of_status(503, Some("SlowDown".into())));
-        assert_eq!(error.to_string(), "repository: layers/ab (bytes 4096+512): the store answered 503 SlowDown");
+        assert_eq!(
+            error.to_string(),
+            "repository: layers/ab (bytes 4096+512): the store answered 503 SlowDown"
+        );
     }
 }

@@ -18,6 +18,7 @@ mod bucket;
 mod challenge;
 mod cipher;
 mod config;
+mod decrypted;
 mod descriptor;
 mod digest;
 mod error;
@@ -30,7 +31,8 @@ mod stores;
 
 pub use block_list::{BLOCK_BYTES, BlockList, BlockListBuilder, BlockListError, BlockMismatch, block_count};
 pub use bucket::{Bucket, ObjectInfo, UploadId};
-pub use cipher::Cipher;
+pub use cipher::{Cipher, CipherError, EncryptWriter};
+pub use decrypted::DecryptedBlob;
 pub use descriptor::{BLOB_BYTES_MAX, DESCRIPTOR_BYTES_MAX, Descriptor, DescriptorError, Encryption};
 pub use digest::{BadDigest, Digest, Hasher};
 pub use error::{Failure, Place, StoreError, StoreErrorKind};

@@ -99,7 +99,10 @@ mod test {
         assert_eq!(&file.read_whole(10, TIMEOUT).unwrap()[..], b"0123456789");
         let short = file.read(8, 4, TIMEOUT).unwrap_err();
         assert_eq!(short.failure(), &Failure::Truncated { expected: 4, found: 2 });
-        assert_eq!(file.read(u64::MAX, 4, TIMEOUT).unwrap_err().kind(), StoreErrorKind::Transient);
+        assert_eq!(
+            file.read(u64::MAX, 4, TIMEOUT).unwrap_err().kind(),
+            StoreErrorKind::Transient
+        );
         assert_eq!(file.read_whole(9, TIMEOUT).unwrap_err().kind(), StoreErrorKind::Invalid);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(file.read(0, 1, TIMEOUT).unwrap_err().kind(), StoreErrorKind::NotFound);

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, LOCATION, RANGE, WWW_AUTHENTICATE};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, LOCATION, RANGE, WWW_AUTHENTICATE,
+};
 use http::{Request, Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use url::Url;
@@ -166,7 +168,11 @@ impl Attempt<'_> {
         };
         // A name with other characters could leave the path that it belongs into.
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-/".contains(&byte);
-        if !repository.bytes().all(plain) || repository.split('/').any(|part| part.is_empty() || part.starts_with('.')) {
+        if !repository.bytes().all(plain)
+            || repository
+                .split('/')
+                .any(|part| part.is_empty() || part.starts_with('.'))
+        {
             return Err((what(), None));
         }
         let text = format!("{}/v2/{repository}/blobs/sha256:{digest}", url.trim_end_matches('/'));
@@ -262,11 +268,18 @@ impl Attempt<'_> {
         if !status.is_success() {
             return Err((of_status(status.as_u16(), None), None));
         }
-        if response.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+        if response
+            .headers()
+            .get(CONTENT_ENCODING)
+            .is_some_and(|coding| coding != "identity")
+        {
             return Err((Failure::BadAnswer, None));
         }
         if let Some((offset, length)) = self.range {
-            let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+            let range = response
+                .headers()
+                .get(CONTENT_RANGE)
+                .and_then(|value| value.to_str().ok());
             if status != StatusCode::PARTIAL_CONTENT || !is_range(range, offset, length) {
                 return Err((Failure::WrongRange, None));
             }
@@ -317,7 +330,13 @@ mod test {
     fn only_the_range_itself_is_the_range() {
         assert!(is_range(Some("bytes 10-19/100"), 10, 10));
         assert!(is_range(Some("bytes 10-19/*"), 10, 10));
-        for header in ["bytes 10-18/100", "bytes 0-9/100", "10-19/100", "bytes 10-19", "bytes */100"] {
+        for header in [
+            "bytes 10-18/100",
+            "bytes 0-9/100",
+            "10-19/100",
+            "bytes 10-19",
+            "bytes */100",
+        ] {
             assert!(!is_range(Some(header), 10, 10), "{header}");
         }
         assert!(!is_range(None, 10, 10));

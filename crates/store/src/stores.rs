@@ -123,7 +123,10 @@ impl Stores {
 impl Shared {
     pub fn runtime(&self) -> &Handle {
         // Taken only by `drop`.
-        self.runtime.as_ref().expect("the runtime lives as long as its owner").handle()
+        self.runtime
+            .as_ref()
+            .expect("the runtime lives as long as its owner")
+            .handle()
     }
 
     /// The configuration as the file has it now. A changed file that cannot be used leaves what was there: a running
@@ -170,7 +173,14 @@ impl Shared {
         let configured = self.current().config.registries.get(name).cloned();
         configured.unwrap_or_else(|| RegistryConfig {
             // The one registry whose name is not its host.
-            url: format!("https://{}", if name == "docker.io" { "registry-1.docker.io" } else { name }),
+            url: format!(
+                "https://{}",
+                if name == "docker.io" {
+                    "registry-1.docker.io"
+                } else {
+                    name
+                }
+            ),
             username: None,
             password: None,
         })
