@@ -287,7 +287,10 @@ impl Attempt<'_> {
         let announced = response.body().size_hint().lower();
         if announced > self.limit {
             let (found, limit) = (announced, self.limit);
-            return Err((Failure::TooLarge { found, limit }, None));
+            return Err(match self.range {
+                Some(_) => (Failure::WrongRange, None),
+                None => (Failure::TooLarge { found, limit }, None),
+            });
         }
         let body = collect(response.into_body(), self.limit as usize).await;
         let body = body.map_err(|e| (Failure::BadAnswer, Some(e)))?;
