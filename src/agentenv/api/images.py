@@ -28,7 +28,7 @@ from agentenv.model import (
     SnapshotManifest,
 )
 
-REFERENCE_CHARS_MAX: Final = 512
+REFERENCE_CHARS_MAX: Final = 1_024
 DISK_MIB_MIN: Final = 64
 DISK_MIB_MAX: Final = 1 << 20
 # A pull of tens of gigabytes over a slow line, and the making and sending of an archive of that size.
