@@ -27,6 +27,7 @@ from agentenv.model.sandbox import (
     Tombstone,
 )
 from agentenv.model.snapshot import (
+    Blob,
     DiskStack,
     MachineFingerprint,
     MemoryStack,
@@ -38,6 +39,7 @@ from agentenv.model.storage import Damage, GcReport, StorageReport, TierUsage, V
 
 __all__ = [
     "SANDBOX_ID_PATTERN",
+    "Blob",
     "Damage",
     "DiskStack",
     "Dockerfile",
