@@ -23,6 +23,12 @@ IN_FLIGHT: Final = 20
 IMAGE_BYTES: Final = 2 * GIB
 # Layers take turns at this distance: what one file of a guest may lie scattered over.
 CHUNK_BYTES: Final = 256 << 10
+# Name, pattern, bytes of one operation, operations in flight.
+READS: Final[tuple[tuple[str, Pattern, int, int], ...]] = (
+    ("read_4k", "randread", 4096, IN_FLIGHT),
+    ("read_4k_one_by_one", "randread", 4096, 1),
+    ("read_seq", "read", MIB, 4),
+)
 PAIRS: Final = 9
 RUN_S: Final = 2.0
 WRITE_BYTES: Final = GIB
@@ -44,11 +50,7 @@ def reads(bench: BlockBench) -> Samples:
             with disk.open("rb") as source, plain.open("wb") as target:
                 shutil.copyfileobj(source, target, MIB)
             drop_page_cache(plain)
-            for name, pattern, block, depth in (
-                ("read_4k", "randread", 4096, IN_FLIGHT),
-                ("read_4k_one_by_one", "randread", 4096, 1),
-                ("read_seq", "read", MIB, 4),
-            ):
+            for name, pattern, block, depth in READS:
                 samples |= _compare_reads(name, pattern, block, depth, disk, plain, layers)
             samples |= _cached_reads(disk)
     finally:
@@ -87,12 +89,13 @@ def _cached_reads(disk: Path) -> Samples:
 
 def writes(bench: BlockBench) -> Samples:
     """A fresh upper against a fresh file, the final flush included."""
-    samples: Samples = {"write_ratio": [], "write_4k_ratio": []}
+    kinds: tuple[tuple[str, Pattern, int, int], ...] = (
+        ("write_ratio", "write", MIB, WRITE_BYTES),
+        ("write_4k_ratio", "randwrite", 4096, WRITE_4K_BYTES),
+    )
+    samples: Samples = {name: [] for name, *_ in kinds}
     for _ in range(PAIRS):
-        for name, pattern, block, size in (
-            ("write_ratio", "write", MIB, WRITE_BYTES),
-            ("write_4k_ratio", "randwrite", 4096, WRITE_4K_BYTES),
-        ):
+        for name, pattern, block, size in kinds:
             plain = bench.file("plain")
             plain.touch()
             try:

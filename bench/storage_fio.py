@@ -52,7 +52,7 @@ def start_fio(
         ),
         *(f"--iodepth={depth}", "--ioengine=io_uring", f"--direct={int(direct)}", f"--randseed={seed}"),
         # Content that neither a disk nor a zero check can shorten; nothing read or written outside of this file.
-        *("--refill_buffers", "--output-format=json", "--allow_file_create=1", "--thread=0"),
+        *(f"--randseed={seed}", "--refill_buffers", "--output-format=json"),
         *((f"--runtime={seconds}",) if seconds else ()),
         *(("--time_based",) if repeat else ()),
         *(("--end_fsync=1",) if end_fsync else ()),
