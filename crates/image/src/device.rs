@@ -120,6 +120,11 @@ impl Device {
         }
     }
 
+    /// Whether the parents surely have zeros there, by their indexes alone.
+    pub fn parent_is_zero(&self, offset: u64, length: u64) -> bool {
+        self.parent.as_ref().is_none_or(|stack| stack.is_zero(offset, length))
+    }
+
     /// Writes any bytes. Errors: `Outside`, `Scratch` (kind `StorageFull` where the host's disk is full), `Parent`.
     pub fn write(&mut self, data: &[u8], offset: u64) -> Result<(), DeviceError> {
         self.check(offset, data.len())?;

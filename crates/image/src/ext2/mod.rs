@@ -31,6 +31,8 @@ pub enum Ext2Error {
     },
     #[error("no inode is free")]
     NoInode,
+    #[error("no block is free")]
+    NoBlocks,
     #[error("the extended attributes do not fit: {bytes} bytes where a file has room for 4000")]
     AttributesTooLarge { bytes: usize },
     #[error("the file system has blocks of {found} bytes and inodes of {inode} bytes; ours have 4096 and 256")]
@@ -136,10 +138,6 @@ impl Ext2 {
 
     pub fn free_blocks(&self) -> u64 {
         u64::from(self.superblock_u32(0x0c)) | u64::from(self.superblock_u32(0x158)) << 32
-    }
-
-    pub fn free_inodes(&self) -> u32 {
-        self.superblock_u32(0x10)
     }
 
     pub fn blocks(&self) -> u64 {
@@ -340,6 +338,7 @@ impl Ext2 {
         match (code, failure) {
             (_, Some(source)) => Err(Ext2Error::Device { step, source }),
             (0, None) => Ok(()),
+            (sys::EXT2_ET_BLOCK_ALLOC_FAIL, None) => Err(Ext2Error::NoBlocks),
             (code, None) => Err(Ext2Error::Library { step, code }),
         }
     }

@@ -123,12 +123,9 @@ impl Leaves {
         (self.blocks, self.hashes)
     }
 
-    pub fn len(&self) -> usize {
+    /// Blocks that were begun.
+    pub fn count(&self) -> usize {
         self.blocks.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
     }
 }
 
