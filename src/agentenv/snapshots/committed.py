@@ -269,6 +269,8 @@ class CommittedRepository:
     async def sweep(self, grace_s: float) -> GcReport:
         """Collect the repository (not staging). See `Sweeper.sweep`; one at a time in this process."""
         async with self._sweeping:
+            # What this node let go is garbage now, and not after its next renewal.
+            await self._holds.renew()
             report = await self._sweeper.sweep(grace_s)
             if isinstance(self._store, PosixStore):
                 await self._store.tidy(max(grace_s, 3_600.0))

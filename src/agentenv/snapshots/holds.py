@@ -64,7 +64,9 @@ class Holds:
                 return
             async with self._writing:
                 if not wanted <= self._settled:
-                    await self._write()
+                    written = await self._write()
+                    await wait_for_sweep(self._store, self._process, self._timing)
+                    self._settled = written
         except BaseException:
             self.release(wanted)
             raise
@@ -87,11 +89,10 @@ class Holds:
         async with self._writing:
             await self._write()
 
-    async def _write(self) -> None:
+    async def _write(self) -> set[str]:
         content = self.held()
         # Whoever asks from now on for something that is no longer in it must wait for its own write.
         self._settled &= content
         body = {"version": 1, "node_id": self._process.node_id, "ids": sorted(content)}
         await self._store.put(self._key, msgspec.json.encode(body))
-        await wait_for_sweep(self._store, self._process, self._timing)
-        self._settled = content
+        return content
