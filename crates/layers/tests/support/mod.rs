@@ -100,3 +100,24 @@ pub fn mixed(length: usize, seed: u64) -> Vec<u8> {
     bytes.truncate(length);
     bytes
 }
+
+/// The file that a vector describes: `length N`, then `offset [x times]: bytes`; all else is zero.
+pub fn vector(path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for line in std::fs::read_to_string(path).unwrap().lines() {
+        let line = line.split('#').next().unwrap().trim();
+        if let Some(length) = line.strip_prefix("length 0x") {
+            bytes.resize(usize::from_str_radix(length, 16).unwrap(), 0);
+        } else if let Some((place, data)) = line.split_once(':') {
+            let (at, times) = place.split_once(" x ").unwrap_or((place, "1"));
+            let at = usize::from_str_radix(at, 16).unwrap();
+            let data: Vec<u8> = data
+                .split_whitespace()
+                .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+                .collect();
+            let data = data.repeat(times.parse().unwrap());
+            bytes[at..at + data.len()].copy_from_slice(&data);
+        }
+    }
+    bytes
+}
