@@ -58,7 +58,9 @@ EXTRA: Final[Mapping[str, frozenset[str]]] = {
 }
 
 # Distributions that only the extra `server` brings.
-SERVER_ONLY: Final = frozenset({"httptools", "msgspec", "pyroute2", "starlette", "structlog", "uvicorn", "uvloop"})
+SERVER_ONLY: Final = frozenset(
+    {"httptools", "msgspec", "obstore", "pyroute2", "starlette", "structlog", "uvicorn", "uvloop"}
+)
 WITHOUT_SERVER: Final = ("client", "cli", "errors", "model", "clock", "config", "_setting")
 # Installed with the server's own commands, and used only by them.
 MAY_USE_SERVER_ONLY: Final = frozenset(EXTRA) - {"cli.config"}

@@ -24,6 +24,9 @@ pub trait Blob: Send + Sync + std::fmt::Debug {
     /// Hint: the range will be read soon. Must not block; a range beyond the end is allowed.
     fn will_read(&self, _offset: u64, _length: u64) {}
 
+    /// Hint: the range did not verify. A cache forgets it, so that the next read brings it anew from where it came.
+    fn distrust(&self, _offset: u64, _length: u64) {}
+
     /// Which local file is behind it, if exactly one is and the blob keeps it open.
     fn file_identity(&self) -> Option<FileIdentity> {
         None

@@ -5,6 +5,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::tar::TarDamage;
+use crate::zfile::ZFileDamage;
+
 /// What went wrong, with the file it happened to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -96,6 +99,10 @@ pub enum Damage {
     VirtualSize { size: u64 },
     #[error("the file ends at byte {offset}, where {missing} more bytes must be")]
     ShortRead { offset: u64, missing: u64 },
+    #[error(transparent)]
+    ZFile(ZFileDamage),
+    #[error(transparent)]
+    Tar(TarDamage),
     #[error("the map file is missing")]
     MapMissing,
     #[error("the data file is missing, but its map says that it was written")]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::SECTOR_BYTES;
 use crate::blob::{Blob, FileBlob, FileIdentity};
+use crate::envelope;
 use crate::error::{At, Error, Result};
 use crate::header::Fields;
 use crate::index::Index;
@@ -64,6 +65,7 @@ impl Layer {
     }
 
     fn load(path: &Path, blob: Arc<dyn Blob>, identity: FileIdentity, anchor: Option<File>) -> Result<Layer> {
+        let blob = envelope::open(path, blob)?;
         let (fields, segments) = layer_file::read(blob.as_ref(), path)?;
         Ok(Layer {
             path: path.to_owned(),

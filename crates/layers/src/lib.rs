@@ -1,7 +1,8 @@
 //! Disk and memory images as stacks of LSMT layers: the on-disk format and nothing else.
 //!
 //! Owns: the bytes of a sealed layer, the bytes of a writable upper and its map, the merged index of a stack, and the
-//! order of writes that makes a crash harmless. Does not own: threads, sockets, FUSE, compression, remote stores, and
+//! order of writes that makes a crash harmless, and what a layer is wrapped in where it leaves the node (ZFile, tar). Does
+//! not own: threads, sockets, FUSE, remote stores, caches, and
 //! durability (nothing here calls `fsync`; `spec/layers.md` lists what the caller must sync, and when).
 //!
 //! ```text
@@ -15,6 +16,7 @@
 mod blob;
 mod canonical;
 mod digest;
+mod envelope;
 mod error;
 mod extent;
 mod file_ops;
@@ -32,9 +34,11 @@ mod registry;
 mod seal;
 mod segment;
 mod stack;
+mod tar;
 mod upper;
 mod uuid;
 mod writer;
+pub mod zfile;
 
 #[cfg(test)]
 mod crash_test;
@@ -53,9 +57,11 @@ pub use registry::Registry;
 pub use seal::SealReport;
 pub use segment::{MAX_SEGMENT_SECTORS, Segment};
 pub use stack::{MAX_LAYERS, Stack};
+pub use tar::{TarDamage, TarFrame};
 pub use upper::{FileState, MAX_UPPER_BYTES, Upper, map_path, probe, remove_upper};
 pub use uuid::Uuid;
 pub use writer::LayerWriter;
+pub use zfile::{Algorithm, ZFile, ZFileDamage, ZFileOptions, ZFileWriter};
 
 /// The unit of every offset and length in the format.
 pub const SECTOR_BYTES: u64 = 512;

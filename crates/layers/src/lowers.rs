@@ -53,6 +53,10 @@ impl Lowers {
         &self.index
     }
 
+    pub fn shared_index(&self) -> Arc<Index> {
+        self.index.clone()
+    }
+
     /// Fills `buf` with the sectors from `start` on; unmapped ones are zero.
     pub fn read(&self, buf: &mut [u8], start: u64) -> Result<()> {
         let end = start + buf.len() as u64 / SECTOR_BYTES;

@@ -14,6 +14,7 @@ use std::time::Instant;
 use crate::SECTOR_BYTES;
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ExtentKind, Sectors};
+use crate::index::Index;
 use crate::lowers::{Lowers, check_depth};
 use crate::map::SectorState;
 use crate::registry::Registry;
@@ -191,6 +192,11 @@ impl Stack {
             }
         });
         Ok(extents)
+    }
+
+    /// The merged index of the sealed layers, as it is now.
+    pub fn lower_index(&self) -> Arc<Index> {
+        self.current().lowers.shared_index()
     }
 
     fn current(&self) -> Arc<State> {

@@ -3,37 +3,17 @@
 // Helpers of tests are no tests for the lint.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use aenv_layers::{Blob, Damage, Error, ErrorKind, FileBlob, Layer, LayerWriter, Opener, Registry, Stack, Uuid};
+use aenv_layers::{Blob, Error, ErrorKind, FileBlob, Layer, LayerWriter, Opener, Registry, Stack, Uuid};
+use support::Memory;
 
 const SECTOR: u64 = 512;
 const SIZE: u64 = 64 * SECTOR;
-
-/// Bytes in memory.
-#[derive(Debug)]
-struct Memory(PathBuf, Vec<u8>);
-
-impl Blob for Memory {
-    fn len_bytes(&self) -> u64 {
-        self.1.len() as u64
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        let from = self.1.get(offset as usize..).unwrap_or(&[]);
-        let part = from.get(..buf.len()).ok_or_else(|| Error::Corrupt {
-            path: self.0.clone(),
-            damage: Damage::ShortRead {
-                offset: self.len_bytes(),
-                missing: (buf.len() - from.len()) as u64,
-            },
-        })?;
-        buf.copy_from_slice(part);
-        Ok(())
-    }
-}
 
 /// Takes a descriptor's text as the name of the file that holds the bytes. Waits until `crowd` opens run at once.
 #[derive(Debug)]
@@ -60,7 +40,7 @@ impl Opener for Descriptors {
             path: path.to_owned(),
             source: source.into(),
         })?;
-        Ok(Arc::new(Memory(path.to_owned(), bytes)))
+        Ok(Arc::new(Memory::new(path.to_str().unwrap(), bytes)))
     }
 }
 
@@ -146,9 +126,9 @@ fn a_layer_opens_from_any_blob() {
     blob.read_exact_at(&mut end, blob.len_bytes() - 4096).unwrap();
     assert_eq!(end, bytes[bytes.len() - 4096..]);
     let named = Path::new("a name");
-    let layer = Layer::open_blob(named, Arc::new(Memory(named.to_owned(), bytes.clone()))).unwrap();
+    let layer = Layer::open_blob(named, Arc::new(Memory::new("a name", bytes.clone()))).unwrap();
     assert_eq!((layer.path(), layer.data_bytes()), (named, SECTOR));
-    let short = Memory(named.to_owned(), bytes[..bytes.len() - 4096].to_vec());
+    let short = Memory::new("a name", bytes[..bytes.len() - 4096].to_vec());
     assert_eq!(
         Layer::open_blob(named, Arc::new(short)).unwrap_err().kind(),
         ErrorKind::Corrupt

@@ -4,6 +4,8 @@
 // Helpers of tests are no tests for the lint.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::path::{Path, PathBuf};
 
 use aenv_layers::{Layer, LayerWriter, Stack, Upper, Uuid, map_path};
@@ -16,28 +18,12 @@ const PARENT: Uuid = Uuid::from_bytes([
     0xff, 0xee, 0xdd, 0xcc, 0xbb, 0xaa, 0x49, 0x88, 0xb7, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00,
 ]);
 
-/// The file that a vector describes: `length N`, then `offset [x times]: bytes`; all else is zero.
 fn vector(name: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../spec/layers")
-        .join(name);
-    let mut bytes = Vec::new();
-    for line in std::fs::read_to_string(path).unwrap().lines() {
-        let line = line.split('#').next().unwrap().trim();
-        if let Some(length) = line.strip_prefix("length 0x") {
-            bytes.resize(usize::from_str_radix(length, 16).unwrap(), 0);
-        } else if let Some((place, data)) = line.split_once(':') {
-            let (at, times) = place.split_once(" x ").unwrap_or((place, "1"));
-            let at = usize::from_str_radix(at, 16).unwrap();
-            let data: Vec<u8> = data
-                .split_whitespace()
-                .map(|byte| u8::from_str_radix(byte, 16).unwrap())
-                .collect();
-            let data = data.repeat(times.parse().unwrap());
-            bytes[at..at + data.len()].copy_from_slice(&data);
-        }
-    }
-    bytes
+    support::vector(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../spec/layers")
+            .join(name),
+    )
 }
 
 fn assert_same(found: &[u8], expected: &[u8]) {

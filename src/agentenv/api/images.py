@@ -28,7 +28,7 @@ from agentenv.model import (
     SnapshotManifest,
 )
 
-REFERENCE_CHARS_MAX: Final = 512
+REFERENCE_CHARS_MAX: Final = 1_024
 DISK_MIB_MIN: Final = 64
 DISK_MIB_MAX: Final = 1 << 20
 # A pull of tens of gigabytes over a slow line, and the making and sending of an archive of that size.
@@ -44,8 +44,9 @@ _NO_REFERENCE_BEGINS: Final = (".", "~", "-", "/")
 class ImageService(Protocol):
     """What the API needs for images; wired by the server.
 
-    Every method raises only `AenvError`s. A caller that is cancelled only stops waiting: work that others wait for too
-    (the same image or template at the same time is made once) goes on for them, and ends when the last one has left.
+    Every method raises only `AenvError`s. The same image or template at the same time is made once. A caller that is
+    cancelled only stops waiting: others who wait for the same thing get it all the same, and when nobody is left the
+    work ends and leaves nothing behind but what is whole.
     """
 
     @property

@@ -53,6 +53,8 @@ SLOTS: Final = {
     "timeout": Slot("agentenv.cli.timeout", "Set when a sandbox expires."),
     "kill": Slot("agentenv.cli.kill", "Delete sandboxes."),
     "template": Slot("agentenv.cli.template", "List, build and delete templates."),
+    "image": Slot("agentenv.cli.image", "Pull, list and forget OCI images; export snapshots."),
+    "storage": Slot("agentenv.cli.storage", "Show, clean and verify what the node stores."),
     "node": Slot("agentenv.cli.node", "Show what the node says of itself."),
     "config": Slot("agentenv.cli.config", "Show the server's configuration."),
     "server": Slot("agentenv.cli.server", "Run the server.", server=True),
@@ -118,8 +120,10 @@ def guarded(run: Callable[[], Any]) -> int:
         # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_BROKEN_PIPE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        # So that the shell's next line does not begin behind `^C`; click has done it for what it caught itself.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            click.echo(err=True)
         return EXIT_INTERRUPTED
     except Exception as error:
         if Settings.debug_requested:

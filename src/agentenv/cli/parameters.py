@@ -110,6 +110,11 @@ def timeout_option(help_text: str) -> Callable[[F], F]:
     return click.option("--timeout", "timeout_s", metavar="SECONDS", type=TIMEOUT_S, default=None, help=help_text)
 
 
+def disk_option(name: str, help_text: str) -> Callable[[F], F]:
+    """The size of a disk, as `disk_size_mb`."""
+    return click.option(name, "disk_size_mb", type=click.IntRange(min=1), metavar="MIB", default=None, help=help_text)
+
+
 def quiet_option(function: F) -> F:
     """-q, ids only."""
     return click.option("--quiet", "-q", is_flag=True, help="Print only ids, one per line.")(function)

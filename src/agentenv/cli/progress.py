@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agentenv.cli.text import one_line
+
+if TYPE_CHECKING:
+    from agentenv.cli._steps import StepDisplay
+    from agentenv.client import Progress
 
 PATIENCE_S: Final = 1.0
 
@@ -34,6 +38,45 @@ async def _spin(label: str) -> None:
 
     with Console(stderr=True).status(Text(one_line(label))):
         await asyncio.Event().wait()
+
+
+class Steps:
+    """The steps of a long call, as the server tells them: `take` is called for every sign of progress.
+
+    Use as a context on a running loop. What is shown appears after a person's patience and disappears at the end.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Progress | None = None
+        self._display: StepDisplay | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Steps:
+        if sys.stderr.isatty():
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._appear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._display is not None:
+            self._display.close()
+
+    def take(self, progress: Progress) -> None:
+        """Show this step instead of the one before."""
+        self._latest = progress
+        self._draw()
+
+    def _appear(self) -> None:
+        from agentenv.cli._steps import StepDisplay
+
+        self._display = StepDisplay()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._display is not None and self._latest is not None:
+            latest = self._latest
+            self._display.show(one_line(latest.text), latest.done_bytes, latest.total_bytes)
 
 
 class TransferBar:

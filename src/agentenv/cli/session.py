@@ -12,7 +12,7 @@ import click
 from agentenv.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from agentenv.client import AenvClient, Sandbox
+    from agentenv.client import AenvClient, Progress, Sandbox
 
 T = TypeVar("T")
 
@@ -45,6 +45,19 @@ def run(settings: Settings, work: Callable[[AenvClient], Awaitable[T]], *, waiti
                 return await work(client)
             async with waiting(waiting_for):
                 return await work(client)
+
+    return asyncio.run(body())
+
+
+def run_with_steps(settings: Settings, work: Callable[[AenvClient, Callable[[Progress], None]], Awaitable[T]]) -> T:
+    """Run `work` with a client and with what takes the signs of progress of a long call."""
+
+    async def body() -> T:
+        from agentenv.cli.progress import Steps
+
+        async with new_client(settings) as client:
+            with Steps() as steps:
+                return await work(client, steps.take)
 
     return asyncio.run(body())
 

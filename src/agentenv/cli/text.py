@@ -50,3 +50,13 @@ def _aware(value: datetime) -> datetime:
 def mebibytes(value: int) -> str:
     """A size in MiB as MiB or GiB."""
     return f"{value / 1024:g} GiB" if value >= 1024 and value % 512 == 0 else f"{value} MiB"
+
+
+def binary_size(count_bytes: int) -> str:
+    """Bytes in the largest binary unit that is not below one, with three digits: `1.25 GiB`."""
+    value = float(count_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1000 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{count_bytes} B" if unit == "B" else f"{value:.3g} {unit}"

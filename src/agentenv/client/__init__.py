@@ -8,8 +8,11 @@ async with AenvClient() as client:
 from agentenv.client.client import AenvClient
 from agentenv.client.credentials import Credentials
 from agentenv.client.errors import ApiError, ClientError, TransportError
+from agentenv.client.images import ImageInfo
 from agentenv.client.process import Ended, Process, ProcessEvent, PtyOutput, PtySize, Stderr, Stdout
+from agentenv.client.progress import Progress
 from agentenv.client.sandbox import RunResult, Sandbox
+from agentenv.client.storage import Damage, GcReport, StorageReport, TierUsage, VerifyReport
 from agentenv.client.values import EntryInfo, ProcessInfo, SandboxInfo, SnapshotInfo, TemplateInfo
 
 __all__ = [
@@ -17,11 +20,15 @@ __all__ = [
     "ApiError",
     "ClientError",
     "Credentials",
+    "Damage",
     "Ended",
     "EntryInfo",
+    "GcReport",
+    "ImageInfo",
     "Process",
     "ProcessEvent",
     "ProcessInfo",
+    "Progress",
     "PtyOutput",
     "PtySize",
     "RunResult",
@@ -30,6 +37,9 @@ __all__ = [
     "SnapshotInfo",
     "Stderr",
     "Stdout",
+    "StorageReport",
     "TemplateInfo",
+    "TierUsage",
     "TransportError",
+    "VerifyReport",
 ]

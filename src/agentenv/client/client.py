@@ -11,7 +11,9 @@ import httpx
 from agentenv.client.api import Api
 from agentenv.client.catalog import Snapshots, Templates
 from agentenv.client.credentials import Credentials, checked_key, checked_url, resolve
+from agentenv.client.images import Images
 from agentenv.client.sandboxes import Sandboxes
+from agentenv.client.storage import Storage
 from agentenv.client.transport import Sleep, Transport
 from agentenv.client.values import as_object
 
@@ -47,6 +49,8 @@ class AenvClient:
         self.sandboxes = Sandboxes(self._api, credentials.sandbox_url)
         self.snapshots = Snapshots(self._api)
         self.templates = Templates(self._api)
+        self.images = Images(self._api)
+        self.storage = Storage(self._api)
 
     async def node(self) -> dict[str, Any]:
         """What the node says of itself: driver, accelerator, counts by state, capacity."""

@@ -50,9 +50,7 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
             while parameter := _PARAMETER.match(header, at):
                 at = parameter.end()
                 quoted = parameter[2]
-                parameters[parameter[1].lower()] = (
-                    parameter[3] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-                )
+                parameters[parameter[1].lower()] = parameter[3] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
             found.append(Challenge(scheme[1].lower(), parameters))
     return found
 
@@ -88,9 +86,7 @@ class Authenticator:
             return value
         return None
 
-    async def _token(
-        self, endpoint: Endpoint, repository: str, challenge: Challenge, ask: Ask
-    ) -> tuple[str, float]:
+    async def _token(self, endpoint: Endpoint, repository: str, challenge: Challenge, ask: Ask) -> tuple[str, float]:
         realm = challenge.parameters.get("realm", "")
         _check_realm(endpoint, realm)
         fields = {"scope": challenge.parameters.get("scope") or f"repository:{endpoint.prefix}{repository}:pull"}

@@ -97,7 +97,7 @@ class RegistryHttp:
         return await self.repeated(once, request.endpoint)
 
     async def repeated(self, once: Callable[[], Awaitable[T]], endpoint: Endpoint) -> T:
-        """Run `once` until it succeeds, is refused, or the policy ends. A mirror gets two attempts: there is another."""
+        """Run `once` until it succeeds, is refused, or the policy ends. A mirror gets two attempts: others follow."""
         attempts = min(2, self.retry.attempts_max) if endpoint.is_mirror else self.retry.attempts_max
         until = self.clock.monotonic() + self.retry.deadline_s
         failures = 0

@@ -28,6 +28,7 @@ from agentenv.model.sandbox import (
     Tombstone,
 )
 from agentenv.model.snapshot import (
+    Blob,
     DiskStack,
     MachineFingerprint,
     MemoryStack,
@@ -40,6 +41,7 @@ from agentenv.model.storage import Damage, GcReport, StorageReport, TierUsage, V
 __all__ = [
     "DEFAULT_USER",
     "SANDBOX_ID_PATTERN",
+    "Blob",
     "Damage",
     "DiskStack",
     "Dockerfile",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,23 @@ class SnapshotKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Blob:
+    """An immutable object of the repository, named by the sha256 (64 hex digits) of its stored bytes.
+
+    "plain" is what it is before compression and encryption: the canonical bytes of a layer, the bytes of a state.
+    """
+
+    digest: str
+    size_bytes: int
+    plain_digest: str
+    plain_size_bytes: int
+    # sha256 of the list of block digests that lies beside a blob in a remote store; None where there is no list.
+    blocks_digest: str | None = None
+    encryption: str | None = None
+    compression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotManifest:
     """The record of one committed snapshot; its appearance in the repository is the commit."""
 
@@ -84,3 +102,11 @@ class SnapshotManifest:
     build_id: str = ""
     env_vars: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
+    # Every blob that `disk`, `memory` and `device_state` name, by digest; version 1 records name plain files instead.
+    blobs: dict[str, Blob] = field(default_factory=dict)
+    # The snapshot from which the source began: lineage for people, never needed to restore.
+    parent_snapshot_id: str = ""
+    # The node that committed it; "" in version 1, where a repository belonged to one node.
+    node_id: str = ""
+    # The configuration of the OCI image that the disk came from (Env, WorkingDir, User, Entrypoint, ...), as it was.
+    image_config: dict[str, Any] = field(default_factory=dict)

@@ -1,11 +1,50 @@
-"""Committed snapshots: where their layers and records lie on this node, and what may be collected.
+"""Committed snapshots: where their layers and records lie, who needs them, and what may be collected.
 
-Owns the repository directory. Does not own captures (blockd writes layers), names of sandboxes, or who uses what at
-run time: the caller hands in the set of layers that running things still need. Imports `model` and `errors` only.
+Owns staging, the repository (a directory or a bucket, perhaps shared by nodes) and the argument why nothing that was
+acknowledged is lost. Does not own captures (blockd writes layers) nor the node's cache of remote blocks. Imports `model`
+and `errors` only.
 """
 
+from agentenv.snapshots.blobs import ids_of, is_digest
 from agentenv.snapshots.catalog import Catalog, parse_reference
 from agentenv.snapshots.codec import decode_manifest, encode_manifest
+from agentenv.snapshots.committed import CommittedRepository
+from agentenv.snapshots.gclock import Process, Timing
+from agentenv.snapshots.index import Changes
+from agentenv.snapshots.names import Reservation
+from agentenv.snapshots.publishing import (
+    LinkPublisher,
+    PlainPublisher,
+    Publisher,
+    WorkerOptions,
+    WorkerPublisher,
+)
 from agentenv.snapshots.repository import Repository, new_layer_id
+from agentenv.snapshots.staging import Staging, new_local_id
+from agentenv.snapshots.stores import MemoryStore, PosixStore, Store
 
-__all__ = ["Catalog", "Repository", "decode_manifest", "encode_manifest", "new_layer_id", "parse_reference"]
+__all__ = [
+    "Catalog",
+    "Changes",
+    "CommittedRepository",
+    "LinkPublisher",
+    "MemoryStore",
+    "PlainPublisher",
+    "PosixStore",
+    "Process",
+    "Publisher",
+    "Repository",
+    "Reservation",
+    "Staging",
+    "Store",
+    "Timing",
+    "WorkerOptions",
+    "WorkerPublisher",
+    "decode_manifest",
+    "encode_manifest",
+    "ids_of",
+    "is_digest",
+    "new_layer_id",
+    "new_local_id",
+    "parse_reference",
+]

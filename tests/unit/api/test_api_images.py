@@ -103,7 +103,7 @@ async def test_an_absolute_path_and_no_image_go_to_the_builder(node: FakeNode, c
         ({"image": "a b"}, "image"),
         ({"image": "a\nb"}, "image"),
         ({"image": "p\u0443thon"}, "image"),
-        ({"image": "x" * 513}, "image"),
+        ({"image": "x" * 1_025}, "image"),
         ({"image": "a", "dockerfile": "FROM a", "name": "n"}, "dockerfile"),
         ({"image": "a", "buildArgs": {"A": "1"}}, "buildArgs"),
         ({"dockerfile": "FROM a"}, "name"),

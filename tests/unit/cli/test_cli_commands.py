@@ -3,63 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 from fake_server import API_KEY
 
 from agentenv import __version__
-from agentenv.cli.app import root
-
-
-@pytest.fixture
-def cli(environ, monkeypatch):
-    """Run in this process; output is piped, so JSON."""
-    for name in list(os.environ):
-        if name.startswith(("AENV_", "E2B_")):
-            monkeypatch.delenv(name)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-
-    def run(*args, **kwargs):
-        return CliRunner().invoke(root, list(args), **kwargs)
-
-    return run
-
-
-@pytest.fixture
-def on_terminal(environ, tmp_path):
-    """Run as a process whose output is a terminal of 200 columns; gives (exit code, text without colours)."""
-
-    def run(*args):
-        parent, child = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "agentenv.cli", *args],
-            env={**environ, "COLUMNS": "200"},
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            stdout=child,
-            stderr=child,
-        )
-        os.close(child)
-        seen = b""
-        while True:
-            try:
-                piece = os.read(parent, 4096)
-            except OSError:
-                break
-            if not piece:
-                break
-            seen += piece
-        os.close(parent)
-        return process.wait(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r\n", "\n")
-
-    return run
 
 
 def test_create_sends_what_was_asked_for(server, cli):
@@ -89,12 +40,6 @@ def test_create_by_default_leaves_everything_to_the_server(server, cli):
     assert server.bodies("POST", "/v2/sandboxes") == [{"templateID": "base", "secure": True}]
     headers = server.state.requests[0][2]
     assert re.fullmatch(r"[a-z0-9-]{1,255}", headers["idempotency-key"])
-
-
-def test_image_is_refused_and_nothing_is_created(server, cli):
-    result = cli("create", "--image", "alpine")
-    assert (result.exit_code, server.state.requests) == (2, [])
-    assert result.stderr.startswith("aenv: --image is not supported in this version")
 
 
 def test_ls_reads_all_pages_and_filters(server, cli):
