@@ -32,9 +32,7 @@ class OssConfig:
     """[snapshot.oss]: a repository in an S3-compatible object store."""
 
     bucket: str = text_setting("", "Bucket; must exist. Needed with snapshot.backend oss.")
-    region: str = text_setting(
-        "", "Region of the bucket; never guessed. Needed with snapshot.backend oss."
-    )
+    region: str = text_setting("", "Region of the bucket; never guessed. Needed with snapshot.backend oss.")
     endpoint: str = text_setting("", "URL of a store that is not AWS, such as https://s3.example.net. Empty: AWS.")
     addressing: str = text_setting(
         "auto",
@@ -62,7 +60,11 @@ class SnapshotConfig:
         None, "File with 64 hex digits: layers are stored encrypted (AES-256-GCM). Without the key they are lost."
     )
     gc_grace_s: float = seconds_setting(
-        3_600.0, 0.0, 30 * _DAY_S, "Unreferenced layers younger than this stay in the repository."
+        300.0,
+        0.0,
+        30 * _DAY_S,
+        "Unreferenced layers younger than this stay in the repository. Unless given: 0 for a repository inside "
+        "server.state_dir, which no other node shares.",
     )
     refresh_s: float = seconds_setting(5.0, 0.1, 3_600.0, "How often snapshots of other nodes are looked for.")
 

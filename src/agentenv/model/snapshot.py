@@ -106,6 +106,9 @@ class SnapshotManifest:
     blobs: dict[str, Blob] = field(default_factory=dict)
     # The snapshot from which the source began: lineage for people, never needed to restore.
     parent_snapshot_id: str = ""
+    # The token that `token_owner` stands for: another node's secret does not derive it. No more secret than the memory
+    # image, which holds it too.
+    guest_token: str = ""
     # The node that committed it; "" in version 1, where a repository belonged to one node.
     node_id: str = ""
     # The configuration of the OCI image that the disk came from (Env, WorkingDir, User, Entrypoint, ...), as it was.

@@ -17,6 +17,7 @@ from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifes
 from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.interface import SnapshotResult
 from agentenv.node.owner import Owner, Work
+from agentenv.node.placing import held_token
 from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import new_layer_id
 
@@ -137,7 +138,7 @@ async def _freeze(owner: Owner, job: str, memory_layer: str, state: str) -> tupl
     started = host.clock.monotonic()
     try:
         await vmm.stop()
-        await vmm.save_device_state(host.layers.staging.state_path(state))
+        await vmm.save_device_state(host.layers.staging.state(state))
         await seal_upper(owner)
         disk = owner.record.disk
         below = await start_capture(owner, job, memory_layer, "buffer")
@@ -178,6 +179,7 @@ def _manifest(
         device_state=state,
         machine=record.vmm.fingerprint,
         token_owner=record.token_owner,
+        guest_token=held_token(owner),
         parent_snapshot_id=record.template_id,
         image_config=record.image_config,
     )

@@ -44,7 +44,7 @@ async def start_capture(owner: Owner, job: str, layer: str, hold: Literal["buffe
         address=mapping.address,
         length_bytes=mapping.length_bytes,
         parent=memory_export_name(record.memory.image_id),
-        layer=host.layers.staging.layer_path(layer),
+        layer=host.layers.local_path(layer),
         hold=hold,
         base=host.layers.paths(base.layers) if base is not None else None,
     )

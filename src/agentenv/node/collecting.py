@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # Deletions come in bursts (sixteen forks end together); one sweep serves them all.
 DELAY_S: Final = 2.0
+# A sweep of the repository lists all that there is, which a bucket charges for.
+REPOSITORY_S: Final = 30.0
 
 
 class Collector:
@@ -30,6 +32,8 @@ class Collector:
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._asked_again = False
+        self._swept_s = float("-inf")
+        self._later: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
         """Ask for a sweep; cheap, any number of times."""
@@ -39,6 +43,8 @@ class Collector:
             self._asked_again = True
 
     async def stop(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -50,10 +56,10 @@ class Collector:
         idle = self._unneeded_images(self._needed() | self._committed())
         await self._host.images.forget({stack.image_id for stack in idle})
         needed = self._needed() | self._needed_by(self._host.images.stacks_in_use())
-        await layers.let_go(needed)
-        removed = await asyncio.to_thread(layers.staging.collect, candidates, needed)
+        layers.let_go(needed)
+        removed, _ = await asyncio.to_thread(layers.staging.collect, candidates, needed)
         layers.forget_published(candidates - needed)
-        return removed + await layers.sweep()
+        return removed
 
     async def _sweep_later(self) -> None:
         while True:
@@ -61,12 +67,28 @@ class Collector:
             await asyncio.sleep(DELAY_S)
             try:
                 removed = await self.sweep()
+                await self._sweep_repository()
             except AenvError as error:
                 log.warning("layers could not be collected: %s", error)
             else:
-                log.debug("collected %d files", removed)
+                log.debug("collected %d local files", removed)
             if not self._asked_again:
                 return
+
+    async def _sweep_repository(self) -> None:
+        """Collect what removed records named, not more often than `REPOSITORY_S`: it lists all that there is."""
+        layers, now_s = self._host.layers, self._host.clock.monotonic()
+        wait_s = self._swept_s + REPOSITORY_S - now_s
+        if wait_s <= 0:
+            self._swept_s = now_s
+            await layers.sweep()
+            wait_s = max(REPOSITORY_S, layers.grace_s)
+        if layers.is_sweep_due and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._due)
+
+    def _due(self) -> None:
+        self._later = None
+        self.soon()
 
     def _needed(self) -> set[str]:
         """Asked for after the candidates were listed, and without an await: it is one consistent view."""

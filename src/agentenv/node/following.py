@@ -1,6 +1,6 @@
 """Follows the repository: takes over snapshots that other nodes commit, and forgets those that they remove.
 
-Owns when to look. Does not own names (`snapshots.Catalog`), nor the node's own commits, which enter the catalog at once.
+Owns when to look. Does not own names (`snapshots.Catalog`), nor the node's own commits: they enter the catalog at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from agentenv.errors import AenvError, TemplateNotFound
 from agentenv.model import SnapshotKind, SnapshotManifest
 from agentenv.node.host import Host
+from agentenv.snapshots.names import RENEW_S
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ class Follower:
         self._every_s = every_s
         self._forgotten = forgotten
         self._task: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
 
     def start(self) -> None:
         """Look again and again from now on."""
@@ -48,27 +48,29 @@ class Follower:
 
     async def look(self) -> None:
         """Take over what changed. Raises `StoreUnavailable`."""
-        catalog = self._host.catalog
-        async with self._looking:
-            before = _referable(catalog.all())
-            stored = _referable(await self._host.layers.repository.load())
-            # Between the two this node may have committed or removed some itself: the catalog is right about those.
-            for snapshot_id in before.keys() - stored.keys():
-                catalog.discard(snapshot_id)
-                self._forgotten(snapshot_id)
-            for snapshot_id in stored.keys() - before.keys() - _referable(catalog.all()).keys():
-                catalog.add(stored[snapshot_id])
+        catalog, repository = self._host.catalog, self._host.layers.repository
+        await repository.refresh()
+        stored, known = referable(repository.all()), referable(catalog.all())
+        for snapshot_id in known.keys() - stored.keys():
+            catalog.discard(snapshot_id)
+            self._forgotten(snapshot_id)
+        for snapshot_id in stored.keys() - known.keys():
+            catalog.add(stored[snapshot_id])
 
     async def _follow(self) -> None:
+        renewed_s = self._host.clock.monotonic()
         while True:
             await asyncio.sleep(self._every_s)
             try:
                 await self.look()
+                if self._host.clock.monotonic() - renewed_s >= RENEW_S:
+                    await self._host.layers.repository.renew()
+                    renewed_s = self._host.clock.monotonic()
             except AenvError as error:
                 log.warning("the repository could not be looked at: %s", error)
 
 
-def _referable(manifests: list[SnapshotManifest]) -> dict[str, SnapshotManifest]:
+def referable(manifests: list[SnapshotManifest]) -> dict[str, SnapshotManifest]:
     """Those with which a sandbox can be created, by id. Pauses and forks are the business of their own node."""
     kinds = (SnapshotKind.TEMPLATE, SnapshotKind.SNAPSHOT)
     return {m.snapshot_id: m for m in manifests if m.kind in kinds}

@@ -1,8 +1,8 @@
 """The layers that this node works with: local ones in staging, blobs of the repository, and what must not go away.
 
-Owns the translation of a layer id into a path for blockd, the publication of local layers, and the two sets that keep
-collectors away: reservations (local layers that no record names yet) and holds (blobs that this node relies on, which
-other nodes must leave alone). Does not own captures, nor what a sandbox's record names.
+Owns the publication of local layers, and the two sets that keep collectors away: reservations (local layers that no
+record names yet) and holds (blobs that this node relies on, which other nodes must leave alone). Does not own captures,
+nor what a sandbox's record names, nor why a sweep is safe (`snapshots`).
 
 An id of 24 hexadecimal digits is a local layer or device state; one of 64 is a blob of the repository.
 """
@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.errors import AenvError
-from agentenv.model import DiskStack, MemoryStack, SnapshotManifest
+from agentenv.model import Blob, DiskStack, GcReport, MemoryStack, SnapshotKind, SnapshotManifest
 from agentenv.node.record import manifest_layer_ids
-from agentenv.snapshots import Blob, CommittedRepository, Staging, is_local
+from agentenv.snapshots import CommittedRepository, Staging, is_digest
 
 log = logging.getLogger(__name__)
 
@@ -28,33 +28,32 @@ log = logging.getLogger(__name__)
 class Layers:
     """One event loop. Paths are for blockd; methods that publish or hold may take as long as the store does."""
 
-    def __init__(self, staging: Staging, repository: CommittedRepository) -> None:
-        self.staging = staging
+    def __init__(self, repository: CommittedRepository, grace_s: float) -> None:
+        """`grace_s`: unneeded blobs younger than this stay in the repository."""
         self.repository = repository
+        self.grace_s = grace_s
         self._reservations: Counter[str] = Counter()
+        # Held once each in the repository, however many sandboxes here need them.
         self._held: set[str] = set()
-        # Records to remove that could not be, and blobs that a removed record named.
+        # Records to remove that could not be; and whether any was removed since the last sweep.
         self._undropped: dict[str, SnapshotManifest] = {}
-        self._dropped: set[str] = set()
+        self._sweep_due = False
         # What a local layer was published as: the next snapshot of the same disk need not hash it again.
         self._published: dict[str, Blob] = {}
         self._publishing: dict[str, asyncio.Task[Blob]] = {}
 
-    def path(self, layer_id: str) -> Path:
-        """Where blockd finds the layer: a file, or the descriptor of a remote blob."""
-        return self.staging.layer_path(layer_id) if is_local(layer_id) else self.repository.path(layer_id)
+    @property
+    def staging(self) -> Staging:
+        """Where local layers lie."""
+        return self.repository.staging
 
     def paths(self, layer_ids: Iterable[str]) -> list[str]:
-        """Paths for blockd, in the same order."""
-        return [str(self.path(layer_id)) for layer_id in layer_ids]
+        """Paths for blockd, in the same order: files, or descriptors of remote blobs."""
+        return self.repository.paths(layer_ids)
 
     def local_path(self, layer_id: str) -> Path:
         """Where a local layer is or will be written."""
-        return self.staging.layer_path(layer_id)
-
-    async def state(self, state_id: str) -> Path:
-        """The device state as a local file. Raises `StoreUnavailable`, `OperationFailed`."""
-        return self.staging.state_path(state_id) if is_local(state_id) else await self.repository.state(state_id)
+        return self.staging.layer(layer_id)
 
     # Keeping
 
@@ -78,39 +77,75 @@ class Layers:
 
     @property
     def reservations(self) -> set[str]:
+        """What is reserved now."""
         return set(self._reservations)
 
     @asynccontextmanager
     async def relied_on(self, manifest: SnapshotManifest) -> AsyncIterator[None]:
         """Make sure that no node collects the snapshot's blobs; inside, the caller makes a record that names them.
 
-        Free when they are held already. Raises `StoreUnavailable`.
+        Free where they are held already. Raises `TemplateNotFound` when another node removed the snapshot, and
+        `StoreUnavailable`.
         """
-        ids = manifest_layer_ids(manifest)
-        with self.reserved(*ids):
-            await self.hold(ids)
+        with self.reserved(*manifest_layer_ids(manifest)):
+            await self.hold_snapshot(manifest)
             yield
 
+    async def hold_snapshot(self, manifest: SnapshotManifest) -> None:
+        """Tell other nodes, before this returns, that the snapshot's blobs are in use here. Raises as `relied_on`."""
+        ids = manifest_layer_ids(manifest)
+        new = {layer_id for layer_id in ids if is_digest(layer_id)} - self._held
+        if not new:
+            return
+        if manifest.kind is SnapshotKind.FORK:
+            # It has no record; its blobs are those of its source, which is alive and holds them.
+            await self.hold(new)
+            return
+        await self.repository.hold_snapshot(manifest)
+        self._note_held(ids)
+
     async def hold(self, ids: Iterable[str]) -> None:
-        """Tell other nodes, before this returns, that these blobs are in use here."""
-        new = {layer_id for layer_id in ids if not is_local(layer_id)} - self._held
+        """As `hold_snapshot`, of blobs by themselves. Raises `RepositoryDamaged` if one is not there."""
+        new = {layer_id for layer_id in ids if is_digest(layer_id)} - self._held
         if new:
             await self.repository.hold(new)
-            self._held |= new
+            self._note_held(new)
 
-    async def let_go(self, needed: set[str]) -> None:
+    def let_go(self, needed: set[str]) -> None:
         """Give up holds on what is not needed (any more). `needed` was computed without an await before this call."""
-        idle = self._held - needed - self.reservations
-        if idle:
-            self._held -= idle
-            await self.repository.release(idle)
+        alive = needed | self._reservations.keys()
+        # A local layer that is alive may be in a commit under way, which names its blob next.
+        alive |= {blob.digest for local_id, blob in self._published.items() if local_id in alive}
+        idle = self._held - alive
+        self._held -= idle
+        self.repository.release(idle)
+
+    def _note_held(self, ids: Iterable[str]) -> None:
+        """The repository counts one hold more of each; this node keeps one."""
+        ids = set(ids)
+        self.repository.release(ids & self._held)
+        self._held |= ids
+
+    @asynccontextmanager
+    async def reserved_name(self, name: str) -> AsyncIterator[None]:
+        """Keep other snapshots of this full name from being made meanwhile. Raises `Conflict`, `StoreUnavailable`."""
+        reservation = await self.repository.reserve_name(name)
+        try:
+            yield
+        finally:
+            # Not to be cut short by a client that goes away; what fails runs out by itself.
+            task = asyncio.ensure_future(self.repository.release_name(reservation))
+            try:
+                await asyncio.shield(task)
+            except AenvError as error:
+                log.warning("the reservation of name %s stays for a while: %s", name, error)
 
     # Records that go
 
     async def remove_record(self, manifest: SnapshotManifest) -> None:
-        """Hide a snapshot; the next sweep collects the blobs that only it named. Idempotent; raises `AenvError`."""
+        """Hide a snapshot; a later sweep collects the blobs that only it named. Idempotent; raises `AenvError`."""
         await self.repository.remove(manifest.snapshot_id)
-        self._dropped |= {i for i in manifest_layer_ids(manifest) if not is_local(i)}
+        self._sweep_due = True
 
     async def drop_record(self, manifest: SnapshotManifest) -> None:
         """As `remove_record` and never fails: what cannot go now (a store that is out) goes with a later sweep."""
@@ -119,37 +154,45 @@ class Layers:
         except AenvError as error:
             log.warning("the record of %s stays for now: %s", manifest.snapshot_id, error)
             self._undropped[manifest.snapshot_id] = manifest
+            self._sweep_due = True
 
-    async def sweep(self) -> int:
-        """Try again what `drop_record` could not, and collect the blobs of removed records; returns how many went.
+    async def sweep(self) -> GcReport | None:
+        """Collect the repository if a record was removed since the last time; None if none was.
 
-        Raises `AenvError`; the blobs are then collected next time.
+        Raises `AenvError`, `Conflict` while another node sweeps; it is due again then.
         """
+        if not self._sweep_due:
+            return None
+        self._sweep_due = False
         undropped, self._undropped = self._undropped, {}
         for manifest in undropped.values():
             await self.drop_record(manifest)
-        dropped, self._dropped = self._dropped, set()
-        if not dropped:
-            return 0
         try:
-            return (await self.repository.sweep(0.0, only=dropped)).removed
+            report = await self.repository.sweep(self.grace_s)
         except BaseException:
-            self._dropped |= dropped
+            self._sweep_due = True
             raise
+        self._sweep_due |= report.young_files > 0
+        return report
+
+    @property
+    def is_sweep_due(self) -> bool:
+        """Whether the last sweep left something for the next."""
+        return self._sweep_due
 
     # Publishing
 
     async def publish(self, manifest: SnapshotManifest) -> SnapshotManifest:
         """The manifest with every local layer and the device state replaced by blobs, which are durable on return.
 
-        The blobs are held. Raises `StorageFull`, `StoreUnavailable`, `OperationFailed`; what was published stays and
-        is collected if no record names it.
+        The caller reserves what the manifest names; the blobs are held. Raises `StorageFull`, `StoreUnavailable`,
+        `OperationFailed`; what was published until then is collected.
         """
         ids = [*manifest.disk.layers, *manifest.memory.layers, manifest.device_state]
-        local = [layer_id for layer_id in dict.fromkeys(ids) if is_local(layer_id)]
+        local = [layer_id for layer_id in dict.fromkeys(ids) if not is_digest(layer_id)]
         blobs = await asyncio.gather(*(self._publish_once(i, i == manifest.device_state) for i in local))
         names = {local_id: blob.digest for local_id, blob in zip(local, blobs, strict=True)}
-        known = {i: blob for i in ids if not is_local(i) and (blob := self.repository.blob(i)) is not None}
+        known = {i: blob for i in ids if is_digest(i) and (blob := self.repository.blob(i)) is not None}
         layers = tuple(names.get(i, i) for i in manifest.memory.layers)
         return replace(
             manifest,
@@ -161,8 +204,8 @@ class Layers:
 
     async def _publish_once(self, local_id: str, is_state: bool) -> Blob:
         """Two snapshots that share a sealed layer publish it once. A caller that is cancelled leaves the other's be."""
-        if (done := self._published.get(local_id)) is not None:
-            await self.hold([done.digest])
+        done = self._published.get(local_id)
+        if done is not None and done.digest in self._held:
             return done
         task = self._publishing.get(local_id)
         if task is None:
@@ -174,13 +217,14 @@ class Layers:
     async def _publish(self, local_id: str, is_state: bool) -> Blob:
         with self.reserved(local_id):
             if is_state:
-                blob = await self.repository.publish_state(self.staging.state_path(local_id))
+                blob = await self.repository.publish_state(self.staging.state(local_id))
             else:
-                blob = await self.repository.publish_layer(self.staging.layer_path(local_id))
-        self._held.add(blob.digest)
+                blob = await self.repository.publish_layer(self.staging.layer(local_id))
+        self._note_held([blob.digest])
         self._published[local_id] = blob
         return blob
 
-    def forget_published(self, stored: set[str]) -> None:
-        """Drop what is remembered of local layers that are gone."""
-        self._published = {i: blob for i, blob in self._published.items() if i in stored}
+    def forget_published(self, gone: set[str]) -> None:
+        """Local layers that were collected."""
+        for local_id in gone & self._published.keys():
+            del self._published[local_id]

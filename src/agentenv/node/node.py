@@ -114,8 +114,19 @@ class Node:
                 owner.mapped = record.memory
                 host.images.pin(record.memory.image_id)
             await self._apply(owner, todo)
+        await self._hold_what_is_needed()
         self._collector.soon()
         self._follower.start()
+
+    async def _hold_what_is_needed(self) -> None:
+        """Take over the former server's holds. If the store is out they stay as they are, until the next start."""
+        layers = self._host.layers
+        try:
+            await layers.hold({i for owner in self._owners.values() for i in owner.record.layer_ids()})
+        except AenvError as error:
+            log.error("what the sandboxes need could not be held anew: %s", error)
+        else:
+            layers.repository.settle()
 
     async def _apply(self, owner: Owner, todo: recovery.Plan) -> None:
         log.info("sandbox %s: found as %s, goes on as %s", owner.sandbox_id, owner.record.phase, todo.phase)
@@ -190,7 +201,7 @@ class Node:
             return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT))
         full_name = parse_reference(name)
         self._owner(sandbox_id)
-        async with self._host.layers.repository.reserved_name(full_name):
+        async with self._host.layers.reserved_name(full_name):
             return await self._snapshot(sandbox_id, SnapshotParams(SnapshotKind.SNAPSHOT, (full_name,)))
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> ForkResult:
@@ -250,7 +261,7 @@ class Node:
                 )
             await host.guest.warm_up(owner.slot.address, TEMPLATE_WARM_UP_RUNS)
             full_name = parse_reference(name)
-            async with host.layers.repository.reserved_name(full_name):
+            async with host.layers.reserved_name(full_name):
                 params = SnapshotParams(SnapshotKind.TEMPLATE, (full_name,))
                 return (await self._snapshot(owner.sandbox_id, params)).manifest
         finally:
@@ -347,6 +358,7 @@ class Node:
                 template_id=template,
                 alias=alias,
                 token_owner=manifest.token_owner,
+                guest_token=manifest.guest_token,
                 image_config=manifest.image_config,
                 restoring=manifest.device_state,
             )

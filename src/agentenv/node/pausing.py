@@ -19,7 +19,7 @@ from agentenv.lifecycle import Event
 from agentenv.model import DiskStack, MemoryStack, SnapshotKind, SnapshotManifest, new_snapshot_id
 from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.owner import Owner, Work
-from agentenv.node.placing import displace
+from agentenv.node.placing import displace, held_token
 from agentenv.node.record import PendingCapture
 from agentenv.node.starting import drop_capture
 from agentenv.snapshots import new_layer_id
@@ -40,7 +40,7 @@ async def hold(owner: Owner, work: Work) -> Event:
         check_room(owner)
         owner.update(pending=pending)
         await vmm.stop()
-        await vmm.save_device_state(host.layers.staging.state_path(pending.device_state))
+        await vmm.save_device_state(host.layers.staging.state(pending.device_state))
         await _start_capture(owner)
     except AenvError as error:
         return await _undo_hold(owner, work, error)
@@ -159,7 +159,7 @@ async def _undo_hold(owner: Owner, work: Work, error: AenvError) -> Event:
         return Event.SOURCE_LOST
     pending = owner.record.pending
     if pending is not None:
-        owner.host.layers.staging.state_path(pending.device_state).unlink(missing_ok=True)
+        owner.host.layers.staging.state(pending.device_state).unlink(missing_ok=True)
     # In memory only: the disk may be full, and the phase change that follows stores it if it can.
     owner.record = replace(owner.record, pending=None)
     work.reject(error)
@@ -182,7 +182,7 @@ async def _shortened(owner: Owner, ids: tuple[str, str]) -> tuple[DiskStack, Mem
 
 async def _merge(owner: Owner, layers: tuple[str, ...], shared: int, into: str) -> tuple[str, ...]:
     source = owner.host.layers.paths(layers[shared:])
-    await owner.host.block.merge(source, owner.host.layers.staging.layer_path(into))
+    await owner.host.block.merge(source, owner.host.layers.local_path(into))
     return (*layers[:shared], into)
 
 
@@ -200,6 +200,7 @@ def _pause_manifest(owner: Owner, disk: DiskStack, memory: MemoryStack) -> Snaps
         device_state=record.pending.device_state,
         machine=record.vmm.fingerprint,
         token_owner=record.token_owner,
+        guest_token=held_token(owner),
         source_sandbox_id=record.sandbox_id,
         template_id=record.template_id,
         parent_snapshot_id=record.template_id,

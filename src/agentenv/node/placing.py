@@ -75,14 +75,22 @@ async def greet(owner: Owner) -> None:
         sandbox_id=record.sandbox_id,
         template_id=record.template_id,
         access_token=tokens.envd(record.sandbox_id) if record.spec.secure else None,
-        previous_token=tokens.envd(record.token_owner) if record.token_owner else None,
+        previous_token=held_token(owner) or None,
         env_vars={**image_environment(record.image_config), **record.spec.env_vars},
         default_user=image_user(record.image_config),
         default_workdir=image_workdir(record.image_config),
         is_same=record.greeted,
     )
     await owner.host.guest.init(owner.slot.address, identity, record.generation, GUEST_ANSWER_S_MAX)
-    owner.update(token_owner=record.sandbox_id if record.spec.secure else "", greeted=True)
+    owner.update(token_owner=record.sandbox_id if record.spec.secure else "", guest_token="", greeted=True)
+
+
+def held_token(owner: Owner) -> str:
+    """The token that the guest's daemon holds at this moment; "" for none."""
+    record = owner.record
+    if record.guest_token:
+        return record.guest_token
+    return owner.host.tokens.envd(record.token_owner) if record.token_owner else ""
 
 
 async def displace(owner: Owner) -> None:

@@ -1,4 +1,4 @@
-"""First starts over remote blobs: the blocks that a start reads are noted once and fetched ahead at the next first start.
+"""First starts over remote blobs: the blocks that one reads are noted, and fetched ahead at the next node's.
 
 Owns when a trace is made, replayed and kept (in the repository, so that every node has it), and that the rest of a
 started sandbox's blobs is fetched in the background. Does not own the blocks (blockd's cache). Nothing here may fail a
@@ -19,6 +19,9 @@ from agentenv.block import BlockClient
 from agentenv.errors import AenvError
 from agentenv.model import SnapshotManifest
 from agentenv.node.layers import Layers
+from agentenv.snapshots import Store
+from agentenv.snapshots.blobs import TRACES
+from agentenv.snapshots.stores.interface import ObjectNotFound
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +36,13 @@ SEEN_MAX: Final = 4096
 class FirstStarts:
     """One event loop. `fill_bytes_per_s_max` 0: only what is read is fetched."""
 
-    def __init__(self, block: BlockClient, layers: Layers, directory: Path, fill_bytes_per_s_max: int) -> None:
-        """`directory` holds traces on their way between blockd and the repository."""
+    def __init__(
+        self, block: BlockClient, layers: Layers, store: Store, directory: Path, fill_bytes_per_s_max: int
+    ) -> None:
+        """`directory` holds traces on their way between blockd and the repository's `store`."""
         self._block = block
         self._layers = layers
+        self._store = store
         self._directory = directory
         self._fill_bytes_per_s_max = fill_bytes_per_s_max
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -78,12 +84,12 @@ class FirstStarts:
     async def _replay(self, manifest: SnapshotManifest, remote: list[str]) -> bool:
         """Whether there was a trace, which is being fetched now."""
         try:
-            trace = await self._layers.repository.trace(manifest.snapshot_id)
-            if trace is None:
-                return False
+            trace = await self._store.get(_key(manifest))
             path = self._path(manifest)
-            await asyncio.to_thread(path.write_bytes, trace)
+            await asyncio.to_thread(path.write_bytes, trace.content)
             await self._block.prefetch(path, remote)
+        except ObjectNotFound:
+            return False
         except (AenvError, OSError) as error:
             log.info("snapshot %s starts without prefetch: %s", manifest.snapshot_id, error)
             return False
@@ -105,7 +111,7 @@ class FirstStarts:
                 await self._block.trace_finish(manifest.snapshot_id, path)
                 trace = await asyncio.to_thread(path.read_bytes)
                 if 0 < len(trace) <= TRACE_BYTES_MAX:
-                    await self._layers.repository.keep_trace(manifest.snapshot_id, trace)
+                    await self._store.put(_key(manifest), trace)
             if self._fill_bytes_per_s_max:
                 await self._block.fill(remote, self._fill_bytes_per_s_max)
         except (AenvError, OSError) as error:
@@ -120,3 +126,7 @@ class FirstStarts:
         task = asyncio.create_task(work, name="after a first start")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _key(manifest: SnapshotManifest) -> str:
+    return f"{TRACES}{manifest.snapshot_id}.trace"

@@ -57,6 +57,8 @@ class SandboxRecord:
     # How many layers at the bottom of each stack came with the template: they are shared and never merged.
     shared_disk_layers: int = 0
     shared_memory_layers: int = 0
+    # The token that the guest holds from a snapshot of another node, whose secret this one does not know; else "".
+    guest_token: str = ""
     # The configuration of the OCI image that the disk came from: whose user, directory and environment it has.
     image_config: dict[str, Any] = field(default_factory=dict)
     # Whether the guest has been made this sandbox; a resume then only sets its clock and reseeds it.

@@ -115,12 +115,10 @@ async def remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
         if directory.name not in known:
             shutil.rmtree(directory, ignore_errors=True)
     kept = {record.pause.snapshot_id for record in known.values() if record.pause is not None}
-    own = [m for m in host.catalog.of_kind(SnapshotKind.PAUSE) if m.node_id == host.layers.repository.node_id]
-    for manifest in own:
-        if manifest.snapshot_id not in kept:
+    repository = host.layers.repository
+    for manifest in repository.all(repository.node_id):
+        if manifest.kind is SnapshotKind.PAUSE and manifest.snapshot_id not in kept:
             await host.layers.drop_record(manifest)
-        # Only this node's sandboxes know their pauses.
-        host.catalog.discard(manifest.snapshot_id)
 
 
 async def _unexport_unknown(host: Host, known: dict[str, SandboxRecord]) -> None:

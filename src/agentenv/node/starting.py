@@ -13,7 +13,6 @@ from agentenv.lifecycle import Event
 from agentenv.model import SandboxSpec, SnapshotManifest
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import SavedMachine, displace, greet, place
-from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import new_layer_id
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ async def restore(owner: Owner, work: Work) -> Event:
     assert pause is not None
     try:
         # The resumed sandbox relies on these blobs after the pause's record is gone.
-        await host.layers.hold(manifest_layer_ids(pause))
+        await host.layers.hold_snapshot(pause)
         owner.update(
             disk=pause.disk,
             upper=new_layer_id(),
@@ -174,9 +173,10 @@ async def forget_pause(owner: Owner, pause: SnapshotManifest) -> None:
 async def _place_from(owner: Owner, manifest: SnapshotManifest | None) -> None:
     """Place the VM, restored from a snapshot, or booted (None). Raises `AenvError`."""
     if manifest is None:
-        return await place(owner, None)
+        await place(owner, None)
+        return
     async with owner.host.first_starts.of(manifest):
-        state = await owner.host.layers.state(manifest.device_state)
+        state = await owner.host.layers.repository.state(manifest.device_state)
         await place(owner, SavedMachine(state, manifest.machine))
 
 

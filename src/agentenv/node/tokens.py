@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentenv.errors import ConfigError
 
 _SECRET_BYTES: Final = 32
 _TOKEN_HEX_CHARS: Final = 40
+_NODE_ID_HEX_CHARS: Final = 20
 
 
 def load_or_create_secret(path: Path) -> bytes:
@@ -30,6 +32,24 @@ def load_or_create_secret(path: Path) -> bytes:
         file.flush()
         os.fsync(file.fileno())
     return _read_secret(path)
+
+
+def load_or_create_node_id(path: Path) -> str:
+    """Who this node is among those that share its repository; made at the first start. Not a secret.
+
+    Raises `ConfigError` for a file that holds something else: two nodes of one id would take each other's things.
+    """
+    try:
+        with path.open("x") as file:
+            file.write(f"n{secrets.token_hex(_NODE_ID_HEX_CHARS // 2)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        pass
+    node_id = path.read_text().strip()
+    if not re.fullmatch(r"n[0-9a-f]{20}", node_id):
+        raise ConfigError(f"{path} does not hold a node's id (n and 20 hexadecimal digits); restore it from a backup")
+    return node_id
 
 
 def _read_secret(path: Path) -> bytes:

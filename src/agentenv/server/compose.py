@@ -19,12 +19,17 @@ from agentenv.guest.kernel import GuestFiles, prepare_guest
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
 from agentenv.node.admission import Admission, Limits, memory_mib
 from agentenv.node.database import Database
+from agentenv.node.following import referable
 from agentenv.node.host import Host, Paths, boot_id
 from agentenv.node.images import MemoryImages
+from agentenv.node.layers import Layers
 from agentenv.node.node import Node, NodeSettings
+from agentenv.node.prefetching import FirstStarts
 from agentenv.node.tokens import Tokens, load_or_create_secret
 from agentenv.server.proxy import ProxyDaemon, ProxyWithdrawals
-from agentenv.snapshots import Catalog, Repository
+from agentenv.server.repositories import Opened, open_repository, open_stores
+from agentenv.server.stores import StoresFile
+from agentenv.snapshots import Catalog
 from agentenv.vmm import GuestKernel
 from agentenv.vmm.probe import ProbeInputs, choose_driver
 
@@ -40,6 +45,8 @@ class Composition:
     node: Node
     blockd: BlockDaemon
     proxy: ProxyDaemon
+    repository: Opened
+    stores: StoresFile
 
 
 def cache_dir() -> Path:
@@ -61,23 +68,34 @@ def make_directories(config: Config) -> None:
 async def compose(config: Config) -> Composition:
     """Start or adopt blockd, probe the driver, open everything. Does not recover yet, nor start the proxy."""
     state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
-    blockd = BlockDaemon(bin_dir=bin_dir, run_dir=run, state_dir=state)
+    stores = await asyncio.to_thread(open_stores, config)
+    blockd = BlockDaemon(
+        bin_dir=bin_dir,
+        run_dir=run,
+        state_dir=state,
+        stores=stores.path,
+        cache_dir=config.cache_dir,
+        cache_size_bytes_max=config.cache.size_bytes_max,
+    )
     await blockd.ensure()
     guest = await asyncio.to_thread(prepare, config)
     kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
     driver, report = await choose_driver(probe_inputs(config, guest))
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
-    repository = Repository(config.repository_dir)
     block = BlockClient(run / "blockd.sock")
+    opened = await asyncio.to_thread(open_repository, config, block, stores)
+    await opened.repository.load()
+    layers = Layers(opened.repository, opened.grace_s)
     slots = _open_slots(config)
     await slots.start()
     host = Host(
         paths=Paths(state, run),
         clock=RealClock(),
         database=Database(state / "node.db"),
-        repository=repository,
-        catalog=Catalog(await asyncio.to_thread(repository.load)),
-        images=MemoryImages(block, repository),
+        layers=layers,
+        catalog=Catalog(referable(opened.repository.all()).values()),
+        images=MemoryImages(block, layers),
+        first_starts=FirstStarts(block, layers, opened.store, state / "staging", config.cache.fill_bytes_per_s_max),
         block=block,
         slots=slots,
         driver=driver,
@@ -90,8 +108,10 @@ async def compose(config: Config) -> Composition:
         pause_linger_s=config.sandbox.pause_linger_s,
         collect_soon=lambda: None,
     )
-    node = Node(host, NodeSettings(config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain()))
-    return Composition(config, host, node, blockd, proxy)
+    settings = NodeSettings(
+        config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain(), config.snapshot.refresh_s
+    )
+    return Composition(config, host, Node(host, settings), blockd, proxy, opened, stores)
 
 
 def _open_slots(config: Config) -> SlotPool:

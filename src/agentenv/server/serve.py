@@ -102,7 +102,7 @@ async def _tell_live(composition: Composition) -> None:
 
 def _builder(composition: Composition) -> Builder:
     host = composition.host
-    return Builder(composition.node, host.block, host.repository, host, cache_dir() / "rootfs", _progress)
+    return Builder(composition.node, host.block, host.layers, cache_dir() / "rootfs", _progress)
 
 
 def _progress(text: str) -> None:

@@ -1,8 +1,8 @@
 """Committed snapshots: where their layers and records lie, who needs them, and what may be collected.
 
 Owns staging, the repository (a directory or a bucket, perhaps shared by nodes) and the argument why nothing that was
-acknowledged is lost. Does not own captures (blockd writes layers) nor the node's cache of remote blocks. Imports `model`
-and `errors` only.
+acknowledged is lost. Does not own captures (blockd writes layers) nor the node's cache of remote blocks. Imports
+`model` and `errors` only.
 """
 
 from agentenv.snapshots.blobs import ids_of, is_digest

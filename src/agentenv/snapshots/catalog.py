@@ -59,7 +59,11 @@ class Catalog:
 
     def names_of(self, manifest: SnapshotManifest) -> tuple[str, ...]:
         """The names that the snapshot still owns: those that no newer one took over."""
-        return tuple(name for name in manifest.names if self._owner_of_name(name) is manifest)
+        return tuple(name for name in manifest.names if self._owns(manifest, name))
+
+    def _owns(self, manifest: SnapshotManifest, name: str) -> bool:
+        owner = self._owner_of_name(name)
+        return owner is not None and owner.snapshot_id == manifest.snapshot_id
 
     def _owner_of_name(self, reference: str) -> SnapshotManifest | None:
         try:

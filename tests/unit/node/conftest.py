@@ -21,11 +21,14 @@ from agentenv.network.fake import FakeSlotHost
 from agentenv.node.admission import Admission, Limits
 from agentenv.node.database import Database
 from agentenv.node.host import Host, Paths
+from agentenv.node.following import referable
 from agentenv.node.images import MemoryImages
+from agentenv.node.layers import Layers
 from agentenv.node.node import Node, NodeSettings
 from agentenv.node.owner import Owner
+from agentenv.node.prefetching import FirstStarts
 from agentenv.node.tokens import Tokens
-from agentenv.snapshots import Catalog, Repository
+from agentenv.snapshots import Catalog, CommittedRepository, LinkPublisher, PosixStore, Process, Staging, new_local_id
 from agentenv.vmm import GuestKernel
 from agentenv.vmm.fake import FakeDriver, FakeHost
 
@@ -84,7 +87,8 @@ class World:
         self.guest = FakeGuest()
         self.proxy = FakeProxy()
         self.clock = FakeClock()
-        self.repository = Repository(root / "repository")
+        self.staging = Staging(root / "staging")
+        self.store = PosixStore(root / "repository")
         self.boot_id = "boot-1"
         self.pause_linger_s = 0.0
         self._dead_tasks: list[asyncio.Task[None]] = []
@@ -95,13 +99,23 @@ class World:
         """A new server over the same world, recovered."""
         slots = SlotPool(self.slot_host)
         await slots.start()
+        self.repository = CommittedRepository(
+            self.store,
+            LinkPublisher(self.store, self.block),
+            self.staging,
+            self.root / "blobs",
+            Process("n1"),
+        )
+        await self.repository.load()
+        layers = Layers(self.repository, 0.0)
         self.host = Host(
             paths=Paths(self.root, self.root / "run"),
             clock=self.clock,
             database=Database(self.root / "node.db"),
-            repository=self.repository,
-            catalog=Catalog(self.repository.load()),
-            images=MemoryImages(self.block, self.repository),
+            layers=layers,
+            catalog=Catalog(referable(self.repository.all()).values()),
+            images=MemoryImages(self.block, layers),
+            first_starts=FirstStarts(self.block, layers, self.store, self.root / "staging", 0),
             block=self.block,
             slots=slots,
             driver=FakeDriver(self.vmms),
@@ -114,7 +128,7 @@ class World:
             pause_linger_s=self.pause_linger_s,
             collect_soon=lambda: None,
         )
-        self.node = Node(self.host, NodeSettings(10, warm, "fake"))
+        self.node = Node(self.host, NodeSettings(10, warm, "fake", 3600.0))
         await self.node.recover()
         return self.node
 
@@ -150,8 +164,10 @@ class World:
 
     async def template(self) -> SnapshotManifest:
         """A committed template called `base`, built as a real one is."""
-        self.repository.layer_path("d1").write_bytes(b"\0" * DISK_BYTES)
-        manifest = await self.node.build_template("base", DiskStack(DISK_BYTES, ("d1",)), RESOURCES)
+        layer = new_local_id()
+        self.staging.layer(layer).write_bytes(b"\0" * DISK_BYTES)
+        with self.host.layers.reserved(layer):
+            manifest = await self.node.build_template("base", DiskStack(DISK_BYTES, (layer,)), RESOURCES)
         async with asyncio.timeout(5):
             while self.owners():
                 await asyncio.sleep(0.001)
