@@ -223,7 +223,7 @@ impl CachedBlob {
                 let bytes = self.fetch(&claim, &mut download);
                 waits.failed_attempts += download.failed_attempts;
                 let bytes = bytes?;
-                self.entry.touch(&claim.blocks);
+                // Not touched: one that is never read again is the first to go, however large a scan it was part of.
                 let skipped = (at - claim.blocks.start * self.geometry().block_bytes) as usize;
                 let length = (bytes.len() - skipped).min(part.len());
                 part[..length].copy_from_slice(&bytes[skipped..skipped + length]);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-use sha2::{Digest as _, Sha256};
+use crate::sha256::sha256;
 
 use crate::background::Background;
 use crate::blob::CachedBlob;
@@ -216,10 +216,10 @@ impl Cache {
         self.shared.tables().open.get(digest).and_then(Weak::upgrade)
     }
 
-    /// The list of digests that was kept for a blob, if its sha256 is this one.
-    pub fn kept_list(&self, digest: &str, sha256: &[u8; 32]) -> Option<Vec<u8>> {
+    /// The list of digests that was kept for a blob, if its own sha256 is this one.
+    pub fn kept_list(&self, digest: &str, digest_of_list: &[u8; 32]) -> Option<Vec<u8>> {
         let list = std::fs::read(list_path(&self.shared.dir, digest)).ok()?;
-        (Sha256::digest(&list).as_slice() == sha256).then_some(list)
+        (sha256(&list) == *digest_of_list).then_some(list)
     }
 
     /// Keeps a list of digests, so that a blob whose blocks are cached can be opened without its store. A disk that does
@@ -482,6 +482,6 @@ fn boot_id() -> BootId {
     let own = format!("{} {:?}", std::process::id(), std::time::SystemTime::now());
     let text = if told.trim().is_empty() { &own } else { told.trim() };
     let mut id = [0; 16];
-    id.copy_from_slice(&Sha256::digest(text.as_bytes())[..16]);
+    id.copy_from_slice(&sha256(text.as_bytes())[..16]);
     id
 }

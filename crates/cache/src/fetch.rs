@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::sha256::sha256;
 use bytes::{Bytes, BytesMut};
-use sha2::{Digest as _, Sha256};
 
 use crate::blob::CachedBlob;
 use crate::claim::Claim;
@@ -199,7 +199,7 @@ impl CachedBlob {
         self.spec
             .blocks
             .as_ref()
-            .is_none_or(|list| Sha256::digest(bytes).as_slice() == list[block as usize])
+            .is_none_or(|list| sha256(bytes) == list[block as usize])
     }
 
     /// Writes claimed blocks to the data file, then their bits. Without room, or on a disk that fails, nothing is stored

@@ -47,6 +47,7 @@ mod metrics;
 mod origin;
 mod patience;
 mod read_ahead;
+mod sha256;
 mod stock;
 mod trace;
 

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 
 use crate::cache::{BlobSpec, Cache, CacheLimits};
 use crate::error::CacheError;
 use crate::file_ops::FileOps;
 use crate::origin::{Origin, OriginError, OriginErrorKind};
+use crate::sha256::sha256;
 
 pub const BLOCK: u64 = 4096;
 
@@ -123,17 +123,12 @@ pub fn content(seed: u64, size: u64) -> Vec<u8> {
 }
 
 pub fn spec(content: &[u8]) -> BlobSpec {
-    let digest = Sha256::digest(content);
+    let digest = sha256(content);
     BlobSpec {
         digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
         size_bytes: content.len() as u64,
         block_bytes: BLOCK,
-        blocks: Some(
-            content
-                .chunks(BLOCK as usize)
-                .map(|block| Sha256::digest(block).into())
-                .collect(),
-        ),
+        blocks: Some(content.chunks(BLOCK as usize).map(|block| sha256(block)).collect()),
         path: "/s/blobs/test.blob".into(),
     }
 }

@@ -49,10 +49,10 @@ fn make(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     for (name, algorithm, block_bytes, checksum) in [
         ("base-lz4-4k", Algorithm::Lz4, 4 << 10, true),
         ("base-lz4-16k", Algorithm::Lz4, 16 << 10, true),
-        ("base-lz4-64k", Algorithm::Lz4, 64 << 10, true),
+        ("base-lz4-32k", Algorithm::Lz4, 32 << 10, true),
         ("base-lz4-unchecked", Algorithm::Lz4, 4 << 10, false),
         ("base-zstd-4k", Algorithm::Zstd, 4 << 10, true),
-        ("base-zstd-64k", Algorithm::Zstd, 64 << 10, true),
+        ("base-zstd-32k", Algorithm::Zstd, 32 << 10, true),
     ] {
         let options = ZFileOptions {
             algorithm,

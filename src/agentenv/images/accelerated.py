@@ -9,12 +9,15 @@ never taken for "none": an image that is there to be used at once would be conve
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agentenv.errors import ImageError, ImageNotFound
+from agentenv.images import media
+from agentenv.images._overlaybd import HEAD_BYTES, virtual_size
 from agentenv.images.config import ImageConfig
 from agentenv.images.manifest import LAYERS_MAX, Descriptor, Index, Manifest, choose
 from agentenv.images.reference import DIGEST, RegistryReference
@@ -29,12 +32,9 @@ ARTIFACT_TYPES: Final = (
     "application/vnd.containerd.overlaybd.native.v1+json",
     "application/vnd.azure.artifact.streaming.v1",
 )
-BLOB_DIGEST: Final = "containerd.io/snapshot/overlaybd/blob-digest"
-BLOB_SIZE: Final = "containerd.io/snapshot/overlaybd/blob-size"
-BLOB_FS_TYPE: Final = "containerd.io/snapshot/overlaybd/blob-fs-type"
+_BLOB_SIZE: Final = "containerd.io/snapshot/overlaybd/blob-size"
+_BLOB_FS_TYPE: Final = "containerd.io/snapshot/overlaybd/blob-fs-type"
 _ACCELERATION_LAYER: Final = "containerd.io/snapshot/overlaybd/acceleration-layer"
-# A layer that refers to the blocks of an ordinary one; it holds no data of its own.
-_TURBO: Final = "containerd.io/snapshot/overlaybd/turbo-oci/target-digest"
 # What blockd's cache fetches and keeps at a time (notes of the descriptor's format).
 _BLOCK_BYTES: Final = 65_536
 
@@ -93,6 +93,8 @@ class AcceleratedImage:
     manifest_digest: str
     layers_digest: str
     config: ImageConfig
+    # The convertor chose it, as a rule 64 GiB; what a guest never wrote takes no room.
+    disk_bytes: int
     blobs: tuple[RegistryBlob, ...]
 
 
@@ -112,7 +114,15 @@ async def find_accelerated(
         found, layers_digest = other
     reference = source.reference
     blobs = tuple(RegistryBlob(reference.registry, reference.repository, digest, size) for digest, size in found)
-    return AcceleratedImage(image.reference, image.digest, layers_digest, image.config, blobs)
+    disk_bytes = await _disk_bytes(source, blobs[-1])
+    return AcceleratedImage(image.reference, image.digest, layers_digest, image.config, disk_bytes, blobs)
+
+
+async def _disk_bytes(source: RegistrySource, top: RegistryBlob) -> int:
+    """As the top layer says; all layers of an image say the same."""
+    blob = Descriptor("", top.digest, top.size_bytes)
+    head = await source.client.range(source.reference, blob, 0, min(HEAD_BYTES, top.size_bytes))
+    return await asyncio.to_thread(virtual_size, head, f"{source.reference}: layer {top.digest}")
 
 
 def usable_layers(manifest: Manifest) -> list[tuple[str, int]] | None:
@@ -128,11 +138,11 @@ def _is_usable(layer: Descriptor) -> bool:
     """Not so, for example: one whose overlaybd blob is packed once more in the layer, with another digest."""
     notes = layer.annotations
     return (
-        notes.get(BLOB_DIGEST) == layer.digest
+        notes.get(media.OVERLAYBD_DIGEST) == layer.digest
         and DIGEST.fullmatch(layer.digest) is not None
-        and notes.get(BLOB_SIZE, str(layer.size_bytes)) == str(layer.size_bytes)
-        and notes.get(BLOB_FS_TYPE, "ext4") in ("ext4", "")
-        and _TURBO not in notes
+        and notes.get(_BLOB_SIZE, str(layer.size_bytes)) == str(layer.size_bytes)
+        and notes.get(_BLOB_FS_TYPE, "ext4") in ("ext4", "")
+        and media.TURBO_DIGEST not in notes
         and not layer.urls
     )
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from agentenv.errors import ImageError, InvalidRequest, StorageFull
+from agentenv.errors import ImageError, InvalidRequest, StorageFull, Unsupported
+from agentenv.images import media
 from agentenv.images._claims import Claims
 from agentenv.images.chain import EMPTY_DIFF_ID, EMPTY_TAR, chain_keys, without_empty
 from agentenv.images.config import ImageConfig
-from agentenv.images.media import Compression
 from agentenv.images.program import LayerMaker, LayerTask, OnProgress
 from agentenv.images.source import Image, ImageLayer, Source
 from agentenv.model import DiskStack, Progress, Report
@@ -98,6 +98,7 @@ class Converter:
             raise InvalidRequest(f"a disk of {disk_mib} MiB is out of range: {DISK_MIB_MIN} to {DISK_MIB_MAX}")
         report(Progress("asking what the image is"))
         image = await source.image()
+        _check_files(image)
         staging = self._staging_dir / secrets.token_hex(12)
         try:
             await asyncio.to_thread(_make_folder, staging)
@@ -264,7 +265,18 @@ class _Counted:
         self._report(Progress(self._text, min(max(self._halves // 2, 0), self._total), self._total))
 
 
-_EMPTY_LAYER: Final = ImageLayer(EMPTY_DIFF_ID, None, len(EMPTY_TAR), Compression.NONE, "")
+_EMPTY_LAYER: Final = ImageLayer(EMPTY_DIFF_ID, None, len(EMPTY_TAR), media.Compression.NONE, "")
+
+
+def _check_files(image: Image) -> None:
+    """A layer that holds a disk looks like one with a single file. Raises `Unsupported`."""
+    for layer in image.layers:
+        notes = layer.blob.annotations if layer.blob is not None else {}
+        if media.OVERLAYBD_DIGEST in notes or media.TURBO_DIGEST in notes:
+            raise Unsupported(
+                f"{image.reference}: layer {layer.diff_id} is a disk's layer (overlaybd) and no archive of files; such "
+                "an image can only be used on demand, from its registry, with every layer stored as it is"
+            )
 
 
 def _make_folder(folder: Path) -> None:

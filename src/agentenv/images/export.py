@@ -45,7 +45,7 @@ class Dumper(Protocol):
     """What an export needs of `ImageProgram`."""
 
     def dump(
-        self, layers: Sequence[Path], size_bytes: int, deadline_s: float
+        self, layers: Sequence[Path], size_bytes: int, scratch: Path, deadline_s: float
     ) -> AbstractAsyncContextManager[asyncio.StreamReader]: ...
 
 
@@ -118,7 +118,7 @@ async def _write(dumper: Dumper, job: ExportJob, folder: Path, report: Report) -
     deadline_s = _GRACE_S + job.size_bytes / _SLOWEST_BYTES_PER_S
     packed = folder / "blobs" / "layer"
     counted = _Counted(report)
-    async with dumper.dump(job.layers, job.size_bytes, deadline_s) as stream:
+    async with dumper.dump(job.layers, job.size_bytes, folder, deadline_s) as stream:
         await _pack_layer(_pieces(stream, counted), packed, job.compression)
     digest, count = await asyncio.to_thread(_hash_file, packed)
     packed.rename(folder / "blobs" / "sha256" / digest.removeprefix("sha256:"))

@@ -57,6 +57,10 @@ _FOREIGN_PREFIXES: Final = (
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
 )
 
+# Annotations of a layer that holds an overlaybd layer, or (turbo) only points into the blocks of an ordinary one.
+OVERLAYBD_DIGEST: Final = "containerd.io/snapshot/overlaybd/blob-digest"
+TURBO_DIGEST: Final = "containerd.io/snapshot/overlaybd/turbo-oci/target-digest"
+
 
 def is_foreign(media_type: str) -> bool:
     """Whether the type is one of those that registries do not hold."""

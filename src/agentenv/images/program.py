@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agentenv.errors import HostUnsuitable, ImageError, StorageFull
+from agentenv.errors import HostUnsuitable, ImageError, InvalidRequest, StorageFull
 from agentenv.images.media import Compression
 
 # A layer takes its packed size at this rate and a while on top; what takes longer hangs.
@@ -31,7 +31,7 @@ _ANSWER_BYTES_MAX: Final = 1 << 20
 _TAIL_LINES: Final = 8
 # The program finds mke2fs and e2fsck by itself; nothing else of our environment is its business.
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-_DISK_FULL: Final = frozenset({"no_space", "storage_full"})
+_NO_SPACE: Final = "no_space"
 
 # Bytes done and bytes in all.
 OnProgress = Callable[[int, int], None]
@@ -58,7 +58,8 @@ class LayerMaker(Protocol):
     """What a conversion needs of the program."""
 
     async def apply(self, task: LayerTask, on_progress: OnProgress) -> None:
-        """Write `task.out`. Raises `ImageError` (also for a wrong digest), `StorageFull`, `HostUnsuitable`."""
+        """Write `task.out`. Raises `ImageError` (also for a wrong digest), `InvalidRequest` (the disk is too small for
+        the files), `StorageFull` (the host's), `HostUnsuitable`."""
 
 
 class ImageProgram:
@@ -83,12 +84,12 @@ class ImageProgram:
 
     @asynccontextmanager
     async def dump(
-        self, layers: Sequence[Path], size_bytes: int, deadline_s: float
+        self, layers: Sequence[Path], size_bytes: int, scratch: Path, deadline_s: float
     ) -> AsyncIterator[asyncio.StreamReader]:
         """The tar of a disk's files, read from the stream while the block lasts. A stream that ended is complete only
-        when the block ended without an error. Raises as `apply`."""
+        when the block ended without an error. `scratch` is a folder for files without a name. Raises as `apply`."""
         command = ["dump", *(word for layer in layers for word in ("--layer", str(layer)))]
-        command += ["--size-bytes", str(size_bytes), "--out-tar", "-"]
+        command += ["--size-bytes", str(size_bytes), "--out-tar", "-", "--scratch", str(scratch)]
         async with _running(self._program, command, lambda _done, _total: None) as run:
             yield run.stdout
             await run.finish(deadline_s, "read the disk's files")
@@ -108,7 +109,7 @@ class _Run:
         self.following = asyncio.ensure_future(self._follow())
 
     async def finish(self, deadline_s: float, what: str) -> None:
-        """Wait for a good end; `what` completes "cannot ...". Raises `ImageError`, `StorageFull`."""
+        """Wait for a good end; `what` completes "cannot ...". Raises as `LayerMaker.apply`."""
         try:
             async with asyncio.timeout(deadline_s):
                 await _drain(self.stdout)
@@ -116,17 +117,21 @@ class _Run:
                 code = await self.process.wait()
         except TimeoutError as error:
             raise ImageError(f"cannot {what}: {self._name} took more than {deadline_s:.0f} s") from error
-        if code == 0:
-            return
-        kind, message = self._reason(code)
-        raise (StorageFull if kind in _DISK_FULL else ImageError)(f"cannot {what}: {message}")
+        if code != 0:
+            raise self._failure(code, what)
 
-    def _reason(self, code: int) -> tuple[str, str]:
-        if self._error is not None:
-            return str(self._error.get("kind")), str(self._error.get("message"))
-        ended = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-        said = f": {' | '.join(self._tail)}" if self._tail else ""
-        return "", f"{self._name} {ended}{said}"
+    def _failure(self, code: int, what: str) -> ImageError | InvalidRequest | StorageFull:
+        if self._error is None:
+            ended = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+            said = f": {' | '.join(self._tail)}" if self._tail else ""
+            return ImageError(f"cannot {what}: {self._name} {ended}{said}")
+        message = f"cannot {what}: {self._error.get('message')}"
+        if self._error.get("kind") != _NO_SPACE:
+            return ImageError(message)
+        # With this field it is the disk that was asked for, which is too small, and not the host's.
+        if isinstance(missing := self._error.get("missing_bytes"), int):
+            return InvalidRequest(f"{message} (a disk larger by {-(-missing >> 20)} MiB would do)")
+        return StorageFull(message)
 
     async def _follow(self) -> None:
         assert self.process.stderr is not None, "asked for a pipe"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,10 +14,12 @@ from fake_registry import FakeRegistry, always, digest_of
 from tests.support.oci import BuiltImage, build_image, index_of
 
 from agentenv.clock import FakeClock
-from agentenv.errors import RegistryError
+from agentenv.errors import RegistryError, Unsupported
 from agentenv.images import media
 from agentenv.images.accelerated import ARTIFACT_TYPES, AcceleratedOptions, find_accelerated
+from agentenv.images.convert import Converter
 from agentenv.images.endpoints import RegistrySettings
+from agentenv.images.fake import FakeConvertedLayers, FakeLayerMaker
 from agentenv.images.reference import RegistryReference
 from agentenv.images.registry import RegistryClient
 from agentenv.images.registry_source import RegistrySource
@@ -27,6 +32,8 @@ NOTE = "containerd.io/snapshot/overlaybd/"
 class World:
     def __init__(self) -> None:
         self.registry = FakeRegistry()
+        for number in range(2):
+            self.registry.add_blob(overlaybd_layer(number))
         self.clock = FakeClock()
         transport = self.registry.transport()
         self.client = RegistryClient(RegistrySettings(), clock=self.clock, sleep=self._sleep, transport=transport)
@@ -42,6 +49,15 @@ class World:
     def push_overlaybd(self, tag: str | None = None, notes: list[dict[str, Any]] | None = None, **more: Any) -> str:
         return self.registry.add_manifest(overlaybd_manifest(notes, **more), tag=tag)
 
+    def push_overlaybd_image(self) -> str:
+        """As the convertor pushes it under a tag of its own: diff ids are the layers' digests."""
+        config = json.loads(PLAIN.config)
+        config["rootfs"]["diff_ids"] = [digest_of(overlaybd_layer(number)) for number in range(2)]
+        raw = json.dumps(config).encode()
+        self.registry.add_blob(raw)
+        described = {"mediaType": media.OCI_CONFIG, "digest": digest_of(raw), "size": len(raw)}
+        return self.push_overlaybd("12", config=described)
+
     def refer(self, subject: str, digest: str, kind: str = ARTIFACT_TYPES[0]) -> None:
         """By the fallback tag."""
         entry = {"mediaType": media.OCI_MANIFEST, "digest": digest, "size": 1, "artifactType": kind}
@@ -52,10 +68,15 @@ class World:
         return RegistrySource(self.client, REF)
 
 
+def overlaybd_layer(number: int) -> bytes:
+    """The header of a plain LSMT file of 64 GiB, which is all of it that is read here."""
+    return struct.pack("<8s40xQ", b"LSMT\0\1\2\0", 64 << 30).ljust(1000 + number, b"\0")
+
+
 def overlaybd_manifest(notes: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
     layers = []
     for number, added in enumerate(notes if notes is not None else [{}, {}]):
-        digest, size = digest_of(b"obd%d" % number), 1000 + number
+        digest, size = digest_of(overlaybd_layer(number)), 1000 + number
         annotations = {NOTE + "blob-digest": digest, NOTE + "blob-size": str(size), **added}
         layers.append({"mediaType": media.OCI_LAYER, "digest": digest, "size": size, "annotations": annotations})
     config = {"mediaType": media.OCI_CONFIG, "digest": digest_of(PLAIN.config), "size": len(PLAIN.config)}
@@ -84,18 +105,18 @@ async def test_a_referrer_is_used_with_the_image_s_own_configuration(world: Worl
     assert (found.manifest_digest, found.layers_digest) == (subject, artifact)
     assert found.config.env == ("A=1",)
     assert [(blob.layer_id, blob.size_bytes) for blob in found.blobs] == [
-        (digest_of(b"obd0").removeprefix("sha256:"), 1000),
-        (digest_of(b"obd1").removeprefix("sha256:"), 1001),
+        (digest_of(overlaybd_layer(0)).removeprefix("sha256:"), 1000),
+        (digest_of(overlaybd_layer(1)).removeprefix("sha256:"), 1001),
     ]
     assert found.blobs[0].descriptor() == {
         "aenv_blob": 1,
-        "digest": digest_of(b"obd0").removeprefix("sha256:"),
+        "digest": digest_of(overlaybd_layer(0)).removeprefix("sha256:"),
         "size_bytes": 1000,
         "source": {
             "kind": "registry",
             "registry": "reg.test",
             "repository": "a/b",
-            "digest": digest_of(b"obd0"),
+            "digest": digest_of(overlaybd_layer(0)),
         },
         "block_bytes": 65536,
         "blocks": None,
@@ -157,24 +178,18 @@ async def test_a_suffixed_tag_is_used_only_when_it_is_asked_for(world: World) ->
 
 
 async def test_an_image_that_is_overlaybd_itself_is_used(world: World) -> None:
-    """As the convertor pushes it under a tag of its own: diff ids are the layers' digests."""
-    image = build_image([{"a": b"1"}], ["none"])
-    digest, size = digest_of(image.layers[0]), len(image.layers[0])
-    manifest = overlaybd_manifest([])
-    manifest["layers"] = [
-        {
-            "mediaType": media.OCI_LAYER,
-            "digest": digest,
-            "size": size,
-            "annotations": {NOTE + "blob-digest": digest, NOTE + "blob-size": str(size)},
-        }
-    ]
-    manifest["config"] = {"mediaType": media.OCI_CONFIG, "digest": digest_of(image.config), "size": len(image.config)}
-    world.registry.add_blob(image.config)
-    pushed = world.registry.add_manifest(manifest, tag="12")
+    pushed = world.push_overlaybd_image()
     found = await find_accelerated(world.source(), AcceleratedOptions(referrers=False))
     assert found is not None
     assert (found.manifest_digest, found.layers_digest) == (pushed, pushed)
+    assert found.disk_bytes == 64 << 30
+
+
+async def test_an_overlaybd_image_is_never_converted_as_files(world: World, tmp_path: Path) -> None:
+    world.push_overlaybd_image()
+    converter = Converter(FakeConvertedLayers(tmp_path / "r"), FakeLayerMaker(), tmp_path / "s")
+    with pytest.raises(Unsupported, match="overlaybd"):
+        await converter.convert(world.source(), 64, lambda _: None)
 
 
 @pytest.mark.parametrize("part", ["referrers", "manifests/sha256-", "manifests/12_obd"])

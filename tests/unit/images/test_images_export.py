@@ -36,7 +36,7 @@ class FakeDump:
 
     @asynccontextmanager
     async def dump(
-        self, layers: Sequence[Path], size_bytes: int, deadline_s: float
+        self, layers: Sequence[Path], size_bytes: int, scratch: Path, deadline_s: float
     ) -> AsyncIterator[asyncio.StreamReader]:
         self.asked.append(tuple(layers))
         stream = asyncio.StreamReader()

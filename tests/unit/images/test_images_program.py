@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import HostUnsuitable, ImageError, StorageFull
+from agentenv.errors import HostUnsuitable, ImageError, InvalidRequest, StorageFull
 from agentenv.images import program
 from agentenv.images.media import Compression
 from agentenv.images.program import ImageProgram, LayerTask
@@ -60,6 +60,11 @@ async def test_progress_is_passed_on(tmp_path: Path) -> None:
             """echo '{"error":{"kind":"no_space","message":"3 MiB are missing"}}' >&2; exit 1""",
             StorageFull,
             "3 MiB are missing",
+        ),
+        (
+            """echo '{"error":{"kind":"no_space","message":"full","missing_bytes":5000000}}' >&2; exit 1""",
+            InvalidRequest,
+            "full .*larger by 5 MiB",
         ),
         ("""echo '{"error":{"kind":"digest","message":"wrong digest"}}' >&2; exit 1""", ImageError, "wrong digest"),
         ("echo plain words >&2; exit 3", ImageError, "exited with 3: plain words"),
@@ -126,14 +131,15 @@ async def test_a_process_that_hangs_is_ended_at_its_deadline(tmp_path: Path, mon
 
 async def test_a_dump_is_whole_only_when_the_program_ended_well(tmp_path: Path) -> None:
     good = scripted(tmp_path, "head -c 300000 /dev/zero")
-    async with good.dump([tmp_path / "l1", tmp_path / "l2"], 4096, 20) as stream:
+    async with good.dump([tmp_path / "l1", tmp_path / "l2"], 4096, tmp_path, 20) as stream:
         assert len(await stream.read(-1)) == 300_000
     assert (tmp_path / "argv").read_text().split() == [
-        *("dump", "--layer", f"{tmp_path}/l1", "--layer", f"{tmp_path}/l2", "--size-bytes", "4096", "--out-tar", "-")
+        *("dump", "--layer", f"{tmp_path}/l1", "--layer", f"{tmp_path}/l2", "--size-bytes", "4096"),
+        *("--out-tar", "-", "--scratch", str(tmp_path)),
     ]
     bad = scripted(tmp_path, """echo x; echo '{"error":{"kind":"corrupt","message":"bad inode 5"}}' >&2; exit 1""")
     with pytest.raises(ImageError, match="bad inode 5"):
-        async with bad.dump([tmp_path / "l1"], 4096, 20) as stream:
+        async with bad.dump([tmp_path / "l1"], 4096, tmp_path, 20) as stream:
             assert await stream.read(-1) == b"x\n"
 
 
@@ -141,7 +147,7 @@ async def test_a_dump_that_nobody_reads_on_is_ended(tmp_path: Path) -> None:
     endless = scripted(tmp_path, "exec cat /dev/zero")
 
     async def read_a_little() -> None:
-        async with endless.dump([tmp_path / "l"], 4096, 20) as stream:
+        async with endless.dump([tmp_path / "l"], 4096, tmp_path, 20) as stream:
             await stream.readexactly(10)
             raise ValueError("enough")
 

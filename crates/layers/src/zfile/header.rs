@@ -33,7 +33,7 @@ const FLAG_CHECKSUMS: u64 = 1 << 4;
 const FLAG_COMPRESSED_TABLE: u64 = 1 << 5;
 const FLAGS_UNKNOWN: u64 = !0x3f;
 
-/// Block sizes that we read. Upstream's reader stops at 64 KiB, and so does our writer.
+/// Block sizes that we read. Upstream's tools write 4 KiB to 64 KiB, our writer up to 32 KiB.
 pub const BLOCK_BYTES_MIN: u32 = 512;
 pub const BLOCK_BYTES_MAX: u32 = 1 << 20;
 

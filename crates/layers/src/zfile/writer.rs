@@ -6,8 +6,9 @@ use super::codec::{Algorithm, Compressor, stored_bytes_max};
 use super::header::{Fields, Part};
 use super::{CRC_BYTES, checksum};
 
-/// What upstream's reader can hold.
-const WRITTEN_BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4096..=65_536;
+/// Upstream's reader has 64 KiB for one stored block. A block of 64 KiB that does not shrink takes more, and it cannot read
+/// what it wrote itself; half of that always fits.
+const WRITTEN_BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4096..=32_768;
 const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
 /// Stored bytes gathered before they go to the sink.
 const SINK_BYTES: usize = 1 << 20;
@@ -20,7 +21,7 @@ pub struct ZFileOptions {
     pub algorithm: Algorithm,
     /// 1 to 19 for zstd; LZ4 has none.
     pub level: i32,
-    /// A power of two from 4 KiB to 64 KiB.
+    /// A power of two from 4 KiB to 32 KiB.
     pub block_bytes: u32,
     /// A CRC32C behind each block.
     pub checksum: bool,
@@ -49,7 +50,7 @@ pub struct ZFileReport {
 /// Why a ZFile was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum CompressError {
-    #[error("a block size of {block_bytes} bytes is no power of two between 4096 and 65536")]
+    #[error("a block size of {block_bytes} bytes is no power of two between 4096 and 32768")]
     BlockSize { block_bytes: u32 },
     #[error("zstd level {level} is not between 1 and 19")]
     Level { level: i32 },
@@ -188,7 +189,7 @@ impl<W: Write> ZFileWriter<W> {
             .write_all(&self.packed[..length])
             .map_err(CompressError::Sink)?;
         self.stored_bytes += length as u64;
-        // A block of 64 KiB and little more.
+        // A block of 32 KiB and little more.
         self.lengths.push(length as u32);
         Ok(())
     }

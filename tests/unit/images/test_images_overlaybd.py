@@ -1,0 +1,81 @@
+"""The one number that is read of an overlaybd layer, in every wrapping that upstream writes."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import ImageError
+from agentenv.images._overlaybd import virtual_size
+
+SIZE = 64 << 30
+HEADER = struct.pack("<8s16sIIQQQ", b"LSMT\0\1\2\0", b"\x65\x7e" * 8, 390, 7, 0, 0, SIZE).ljust(4096, b"\0")
+ZFILE = b"ZFile\0\1".ljust(512, b"\0")
+# An LZ4 block as its encoder makes it: 58 literals (15 + 43), then zeros copied from one byte before.
+LZ4 = bytes([0xFF, 43]) + HEADER[:58] + bytes([1, 0]) + b"\xff" * 15 + b"\x40"
+
+
+def in_tar(content: bytes, kind: int = tarfile.PAX_FORMAT, name: str = "overlaybd.commit") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=kind) as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=content, capture_output=True, check=True, timeout=60).stdout
+
+
+WRAPPED = {
+    "plain": HEADER,
+    "tar": in_tar(HEADER),
+    "tar with a long name": in_tar(HEADER, name="x" * 200),
+    "gnu tar with a long name": in_tar(HEADER, tarfile.GNU_FORMAT, "x" * 200),
+    "zfile, stored": ZFILE + HEADER,
+    "zfile, lz4": ZFILE + LZ4 + b"more",
+    "tar, zfile, lz4": in_tar(ZFILE + LZ4),
+}
+
+
+@pytest.mark.parametrize("content", WRAPPED.values(), ids=WRAPPED)
+def test_the_size_is_found(content: bytes) -> None:
+    assert virtual_size(content, "it") == SIZE
+
+
+def test_the_size_is_found_behind_zstd() -> None:
+    assert virtual_size(in_tar(ZFILE + zstd(HEADER) + b"the next block"), "it") == SIZE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x" * 9000,
+        in_tar(b"hello"),
+        HEADER[:20],
+        ZFILE,
+        ZFILE + LZ4[:30],
+        ZFILE + b"\x10a\x09\x00",
+        HEADER[:48] + bytes(8),
+    ],
+)
+def test_what_is_no_layer_is_refused_by_name(content: bytes) -> None:
+    with pytest.raises(ImageError, match="it: "):
+        virtual_size(content, "it")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_or_read(content: bytes) -> None:
+    for tried in (content, ZFILE + content, b"LSMT\0\1\2\0" + content):
+        try:
+            virtual_size(tried, "it")
+        except ImageError:
+            continue
