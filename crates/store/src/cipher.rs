@@ -32,7 +32,7 @@ pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 pub(crate) const TAG_BYTES: usize = 16;
 
-const MAGIC: &[u8; 8] = b"AENVCRYP";
+pub(crate) const MAGIC: &[u8; 8] = b"AENVCRYP";
 const VERSION: u32 = 1;
 /// The part of the header that is not zero.
 pub(crate) const FIELDS_BYTES: usize = 64;

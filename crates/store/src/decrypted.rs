@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aenv_layers::{Blob, Damage, Error, FileIdentity};
 
-use crate::cipher::{CHUNK_BYTES, Cipher, CipherError, FileKey, HEADER_BYTES, TAG_BYTES};
+use crate::cipher::{CHUNK_BYTES, Cipher, CipherError, FileKey, HEADER_BYTES, MAGIC, TAG_BYTES};
 
 const STORED_CHUNK_BYTES: u64 = (CHUNK_BYTES + TAG_BYTES) as u64;
 
@@ -48,6 +48,11 @@ impl Shape {
 }
 
 impl DecryptedBlob {
+    /// Whether bytes that begin with `start` claim to be encrypted; at least 8 are needed to tell.
+    pub fn is_start(start: &[u8]) -> bool {
+        start.starts_with(MAGIC)
+    }
+
     /// Opens the encrypted bytes `stored`; `path` is for the errors. Reads the header and the last chunk, so that a wrong
     /// key and a file that was cut off are found here.
     ///
