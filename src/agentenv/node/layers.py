@@ -10,6 +10,7 @@ An id of 24 hexadecimal digits is a local layer or device state; one of 64 is a 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -197,7 +198,7 @@ class Layers:
         return replace(
             manifest,
             disk=DiskStack(manifest.disk.size_bytes, tuple(names.get(i, i) for i in manifest.disk.layers)),
-            memory=MemoryStack(layers[-1], manifest.memory.size_bytes, layers),
+            memory=MemoryStack(_image_id(layers), manifest.memory.size_bytes, layers),
             device_state=names.get(manifest.device_state, manifest.device_state),
             blobs={**known, **{blob.digest: blob for blob in blobs}},
         )
@@ -228,3 +229,8 @@ class Layers:
         """Local layers that were collected."""
         for local_id in gone & self._published.keys():
             del self._published[local_id]
+
+
+def _image_id(layers: tuple[str, ...]) -> str:
+    """The image of a stack: equal stacks share an export, and stacks that only end alike do not."""
+    return hashlib.sha256("/".join(layers).encode()).hexdigest()

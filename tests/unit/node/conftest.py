@@ -173,6 +173,16 @@ class World:
                 await asyncio.sleep(0.001)
         return manifest
 
+    def stored_ids(self) -> set[str]:
+        """Every local layer and every blob of the repository."""
+        folders = (self.staging.layers_dir, self.store.root / "layers", self.store.root / "states")
+        return {path.name.partition(".")[0] for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+    async def collect(self) -> None:
+        """Collect staging and repository now."""
+        await self.node._collector.sweep()
+        await self.host.layers.sweep()
+
     async def until(self, sandbox_id: str, phase: Phase) -> None:
         """Let things happen until the sandbox is in a phase."""
         async with asyncio.timeout(5):

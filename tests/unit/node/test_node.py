@@ -227,7 +227,7 @@ async def test_a_collection_beside_the_start_of_children_takes_nothing_they_need
     gate = world.vmms.hold(Step.RESTORE)
     forking = asyncio.create_task(world.node.fork(sandbox.sandbox_id, 2, 60))
     await world.vmms.reached[Step.RESTORE].wait()
-    await world.node._collector.sweep()
+    await world.collect()
     gate.set()
     assert all(isinstance(child, SandboxView) for child in (await forking).children)
 
@@ -238,12 +238,12 @@ async def test_a_forks_layers_stay_reserved_after_its_capture_until_the_requeste
     point = await world.owner(sandbox.sandbox_id).ask(Event.FORK)
     await world.until(sandbox.sandbox_id, Phase.RUNNING)
     layers = {*point.manifest.disk.layers, *point.manifest.memory.layers, point.manifest.device_state}
-    await world.node._collector.sweep()
-    assert layers <= world.repository.stored_ids()
-    world.host.release(*layers)
-    assert not world.host.reservations
-    await world.node._collector.sweep()
-    assert point.manifest.device_state not in world.repository.stored_ids()
+    await world.collect()
+    assert layers <= world.stored_ids()
+    world.host.layers.release(*layers)
+    assert not world.host.layers.reservations
+    await world.collect()
+    assert point.manifest.device_state not in world.stored_ids()
 
 
 async def test_layers_of_children_survive_the_end_of_their_source(world: World, sandbox: SandboxView) -> None:
@@ -252,15 +252,15 @@ async def test_layers_of_children_survive_the_end_of_their_source(world: World, 
     assert isinstance(child, SandboxView)
     await world.node.kill(sandbox.sandbox_id)
     await world.gone(sandbox.sandbox_id)
-    await world.node._collector.sweep()
+    await world.collect()
     record = world.owner(child.sandbox_id).record
-    assert record.layer_ids() <= world.repository.stored_ids()
+    assert record.layer_ids() <= world.stored_ids()
     await world.node.kill(child.sandbox_id)
     await world.gone(child.sandbox_id)
-    await world.node._collector.sweep()
+    await world.collect()
     template = world.node.resolve_template("base")
     expected = {*template.disk.layers, *template.memory.layers, template.device_state}
-    assert world.repository.stored_ids() == expected
+    assert world.stored_ids() == expected
 
 
 async def test_expiry_pauses_or_kills_as_told(world: World) -> None:
@@ -361,7 +361,7 @@ async def test_a_resume_soon_after_a_pause_goes_on_with_the_same_vmm(world: Worl
         assert world.node.get(sandbox.sandbox_id).pause_safety == "held"
         assert (await world.node.connect(sandbox.sandbox_id, 60))[1]
         assert list(world.vmms.processes) == [pid]
-        assert [m.kind for m in world.repository.load() if m.kind == "pause"] == []
+        assert [m.kind for m in world.repository.all() if m.kind == "pause"] == []
     await world.node.snapshot(sandbox.sandbox_id, None)
 
 
