@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::chown;
 use std::path::{Component, Path, PathBuf};
 
@@ -52,7 +53,7 @@ pub fn ensure_user(root: &Path, users: &Users, name: &str) -> Result<(), ImageEr
     append_line(root, "etc/group", &format!("{name}:*:{id}:"))?;
     append_line(root, "etc/passwd", &format!("{name}:*:{id}:{id}::{home}:{shell}"))?;
     let made = make_directories(&root.join(&home[1..]))?;
-    for directory in made.last() {
+    if let Some(directory) = made.last() {
         own(directory, id)?;
     }
     Ok(())
@@ -68,6 +69,19 @@ pub fn ensure_workdir(root: &Path, path: &str, owner: Option<&User>) -> Result<(
         if let Some(user) = owner {
             chown(directory, Some(user.uid), Some(user.gid)).map_err(failed("give away", directory))?;
         }
+    }
+    Ok(())
+}
+
+/// Writes everything out and keeps the file system from changing: what is on the disk is then all that there is, and
+/// its journal is empty. Whoever writes afterwards waits for ever.
+pub fn freeze(root: &Path) -> Result<(), ImageError> {
+    /// `_IOWR('X', 119, int)`, linux/fs.h.
+    const FIFREEZE: libc::c_ulong = 0xc004_5877;
+    let directory = File::open(root).map_err(failed("open", root))?;
+    // SAFETY: FIFREEZE takes no argument that the kernel would follow.
+    if unsafe { libc::ioctl(directory.as_raw_fd(), FIFREEZE, 0) } == -1 {
+        return Err(failed("freeze", root)(io::Error::last_os_error()));
     }
     Ok(())
 }

@@ -91,6 +91,8 @@ struct Message {
     /// Sent once, when a template is built of an image: make this user and this directory if they are missing.
     create_user: Option<String>,
     create_workdir: Option<String>,
+    /// Sent last, to a guest whose disk alone is wanted: write out the root file system and stand still on it.
+    freeze_disk: Option<bool>,
 }
 
 pub async fn handle(daemon: &Daemon, connection: u64, parts: &Parts, body: Incoming) -> Answer {
@@ -204,6 +206,9 @@ fn prepare_image(message: &Message) -> Result<(), InitError> {
             .as_deref()
             .and_then(|name| Users::load().find(name));
         image::ensure_workdir(root, workdir, owner.as_ref())?;
+    }
+    if message.freeze_disk == Some(true) {
+        image::freeze(root)?;
     }
     Ok(())
 }

@@ -86,13 +86,26 @@ async def prepare_image(address: str, user: str, owner: str, workdir: str, deadl
     For a guest without a token, while its template is built. Raises `GuestError` or `GuestUnresponsive`.
     """
     body = {"createUser": user, "defaultUser": owner, "createWorkdir": workdir}
+    await _told(address, body, None, deadline_s, "prepare the image")
+
+
+async def freeze_disk(address: str, token: str, deadline_s: float) -> None:
+    """Have the guest write out its root file system and freeze it (ioctl FIFREEZE): its disk is then complete.
+
+    There is no way back: the guest ends afterwards. Raises `GuestError` or `GuestUnresponsive`.
+    """
+    await _told(address, {"freezeDisk": True}, token or None, deadline_s, "write out its disk")
+
+
+async def _told(address: str, body: dict[str, Any], token: str | None, deadline_s: float, what: str) -> None:
+    """One /init that is not repeated."""
     try:
-        call = _exchange(address, "POST", "/init", json.dumps(body).encode(), None, _JSON_HEADERS)
+        call = _exchange(address, "POST", "/init", json.dumps(body).encode(), token, _JSON_HEADERS)
         status, text = await asyncio.wait_for(call, deadline_s)
     except (OSError, EOFError, TimeoutError, ValueError) as error:
-        raise GuestUnresponsive("the guest daemon did not answer while its image was prepared") from error
+        raise GuestUnresponsive(f"the guest daemon did not answer when it was to {what}") from error
     if status != 204:
-        raise GuestError(f"the guest daemon could not prepare the image ({status}): {text[:200]}")
+        raise GuestError(f"the guest daemon could not {what} ({status}): {text[:200]}")
 
 
 async def warm_up(address: str, runs: int, token: str | None = None) -> None:

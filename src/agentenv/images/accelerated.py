@@ -63,19 +63,22 @@ class RegistryBlob:
         """What a disk stack calls it."""
         return self.digest.removeprefix("sha256:")
 
-    def descriptor(self) -> dict[str, object]:
-        """The blob descriptor that blockd is given in place of a file; `registry` is a key of stores.json."""
-        source = {
+    def source(self) -> dict[str, str]:
+        """Where its bytes are, for a blob descriptor; `registry` is a key of stores.json."""
+        return {
             "kind": "registry",
             "registry": self.registry,
             "repository": self.repository,
             "digest": self.digest,
         }
+
+    def descriptor(self) -> dict[str, object]:
+        """The blob descriptor that blockd is given in place of a file."""
         return {
             "aenv_blob": 1,
             "digest": self.layer_id,
             "size_bytes": self.size_bytes,
-            "source": source,
+            "source": self.source(),
             "block_bytes": _BLOCK_BYTES,
             # A registry has no block list; the layer's own checksums (ZFile) are what its blocks are verified by.
             "blocks": None,

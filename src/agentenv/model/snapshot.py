@@ -79,6 +79,8 @@ class Blob:
     blocks_digest: str | None = None
     encryption: str | None = None
     compression: str | None = None
+    # Where its bytes are, if not in the repository: a layer that a registry serves (the "source" of a descriptor).
+    origin: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

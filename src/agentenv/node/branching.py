@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from agentenv.errors import AenvError, OperationFailed
 from agentenv.lifecycle import Event
@@ -20,6 +21,9 @@ from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import held_token
 from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import new_layer_id
+
+# A guest under emulation writes some 80 MB a second, and may hold hundreds of dirty ones.
+FREEZE_S_MAX: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,17 @@ def _failed(owner: Owner, work: Work, error: AenvError, ended: Event) -> Event:
         return Event.SOURCE_LOST
     owner.host.collect_soon()
     return ended
+
+
+async def frozen_branch(owner: Owner) -> BranchPoint:
+    """A branch point whose disk alone is complete: the guest has written out its file systems and stands still on them.
+
+    The guest cannot go on from here, and its owner is to end. The caller releases the layers. Raises `AenvError`.
+    """
+    assert owner.slot is not None
+    await owner.host.guest.freeze_disk(owner.slot.address, held_token(owner), FREEZE_S_MAX)
+    point: BranchPoint = await owner.ask(Event.FORK)
+    return point
 
 
 async def copy_pause(owner: Owner, work: Work) -> None:

@@ -49,15 +49,15 @@ class Collector:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def sweep(self) -> int:
-        """Delete unneeded layers now; returns how many files went."""
+    async def sweep(self) -> tuple[int, int]:
+        """Delete unneeded local layers now; returns how many files and bytes went."""
         layers = self._host.layers
         candidates = await asyncio.to_thread(layers.staging.stored_ids)
-        idle = self._unneeded_images(self._needed() | self._committed())
+        idle = self._unneeded_images(self.needed() | self._committed())
         await self._host.images.forget({stack.image_id for stack in idle})
-        needed = self._needed() | self._needed_by(self._host.images.stacks_in_use())
+        needed = self.needed() | self._needed_by(self._host.images.stacks_in_use())
         layers.let_go(needed)
-        removed, _ = await asyncio.to_thread(layers.staging.collect, candidates, needed)
+        removed = await asyncio.to_thread(layers.staging.collect, candidates, needed)
         layers.forget_published(candidates - needed)
         return removed
 
@@ -66,12 +66,12 @@ class Collector:
             self._asked_again = False
             await asyncio.sleep(DELAY_S)
             try:
-                removed = await self.sweep()
+                files, _ = await self.sweep()
                 await self._sweep_repository()
             except AenvError as error:
                 log.warning("layers could not be collected: %s", error)
             else:
-                log.debug("collected %d local files", removed)
+                log.debug("collected %d local files", files)
             if not self._asked_again:
                 return
 
@@ -90,7 +90,7 @@ class Collector:
         self._later = None
         self.soon()
 
-    def _needed(self) -> set[str]:
+    def needed(self) -> set[str]:
         """Asked for after the candidates were listed, and without an await: it is one consistent view."""
         needed = self._host.layers.reservations
         for record in self._records():

@@ -31,6 +31,9 @@ class GuestCalls(Protocol):
     async def prepare_image(self, address: str, user: str, owner: str, workdir: str, deadline_s: float) -> None:
         """Make what the SDKs rely on and an image may lack. Raises `GuestError` or `GuestUnresponsive`."""
 
+    async def freeze_disk(self, address: str, token: str, deadline_s: float) -> None:
+        """Write out and freeze the root file system, for good. Raises `GuestError` or `GuestUnresponsive`."""
+
     async def warm_up(self, address: str, runs: int, token: str | None = None) -> None:
         """Run a shell a few times; raises nothing."""
 

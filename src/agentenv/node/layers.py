@@ -176,6 +176,10 @@ class Layers:
         self._sweep_due |= report.young_files > 0
         return report
 
+    def ask_for_sweep(self) -> None:
+        """Something of the repository became garbage."""
+        self._sweep_due = True
+
     @property
     def is_sweep_due(self) -> bool:
         """Whether the last sweep left something for the next."""
@@ -202,6 +206,14 @@ class Layers:
             device_state=names.get(manifest.device_state, manifest.device_state),
             blobs={**known, **{blob.digest: blob for blob in blobs}},
         )
+
+    @asynccontextmanager
+    async def published_file(self, file: Path) -> AsyncIterator[Blob]:
+        """A layer that is not in staging, as a durable blob; kept while the block lasts. Raises as `publish`."""
+        blob = await self.repository.publish_layer(file)
+        self._note_held([blob.digest])
+        with self.reserved(blob.digest):
+            yield blob
 
     async def _publish_once(self, local_id: str, is_state: bool) -> Blob:
         """Two snapshots that share a sealed layer publish it once. A caller that is cancelled leaves the other's be."""

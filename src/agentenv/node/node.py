@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from agentenv.model import (
     DiskStack,
     ExpiryAction,
     MemoryStack,
+    NetworkPolicy,
     Resources,
     SandboxSpec,
     SandboxView,
@@ -30,7 +33,7 @@ from agentenv.model import (
     new_sandbox_id,
 )
 from agentenv.node import recovery
-from agentenv.node.branching import BranchPoint, SnapshotParams
+from agentenv.node.branching import BranchPoint, SnapshotParams, frozen_branch
 from agentenv.node.collecting import Collector
 from agentenv.node.following import Follower
 from agentenv.node.host import Host
@@ -294,6 +297,42 @@ class Node:
 
     def resolve_template(self, reference: str) -> SnapshotManifest:
         return self._host.catalog.resolve(reference)
+
+    async def find_template(self, reference: str) -> SnapshotManifest:
+        """As `resolve_template`, and looks for what other nodes have committed meanwhile."""
+        return await self._follower.find(reference)
+
+    def collect_soon(self) -> None:
+        """Something became garbage: sweep soon, the repository included."""
+        self._host.layers.ask_for_sweep()
+        self._collector.soon()
+
+    async def collect_staging(self) -> tuple[int, int]:
+        """Remove local layers that nothing needs, now; how many files and bytes went."""
+        return await self._collector.sweep()
+
+    def needed_layers(self) -> set[str]:
+        """Layers that sandboxes and work in progress need."""
+        return self._collector.needed()
+
+    @asynccontextmanager
+    async def settled_disk(self, manifest: SnapshotManifest) -> AsyncIterator[DiskStack]:
+        """The disk of a snapshot with everything on it that its guest had still in memory; kept while the block lasts.
+
+        A clone without a network is started for it, writes out what it holds, and ends.
+        """
+        policy = NetworkPolicy(allow_internet=False)
+        spec = SandboxSpec(manifest.snapshot_id, 3600, on_timeout=ExpiryAction.KILL, network=policy)
+        clone = self._owner((await self._started_anew(spec, manifest)).sandbox_id)
+        try:
+            point = await frozen_branch(clone)
+        finally:
+            clone.condemn("deleted", "its disk was exported")
+            await asyncio.shield(clone.ask(Event.KILL))
+        try:
+            yield point.manifest.disk
+        finally:
+            self._host.layers.release(*manifest_layer_ids(point.manifest))
 
     async def resolve_route(self, sandbox_id: str, port: int) -> RouteAnswer:
         owner = self._owners.get(sandbox_id)

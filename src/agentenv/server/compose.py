@@ -9,13 +9,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv._storage_settings import ImagesConfig
 from agentenv.block import BlockClient, BlockDaemon
 from agentenv.clock import RealClock
 from agentenv.config import Config
-from agentenv.errors import HostUnsuitable
+from agentenv.errors import ConfigError, HostUnsuitable
 from agentenv.guest import client as envd
 from agentenv.guest.initramfs import PROBE_MARKER
 from agentenv.guest.kernel import GuestFiles, prepare_guest
+from agentenv.images.convert import Converter
+from agentenv.images.endpoints import HostSettings, RegistrySettings
+from agentenv.images.program import ImageProgram
+from agentenv.images.registry import RegistryClient
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
 from agentenv.node.admission import Admission, Limits, memory_mib
 from agentenv.node.database import Database
@@ -26,10 +31,13 @@ from agentenv.node.layers import Layers
 from agentenv.node.node import Node, NodeSettings
 from agentenv.node.prefetching import FirstStarts
 from agentenv.node.tokens import Tokens, load_or_create_secret
+from agentenv.server.converted import ConvertedStore
+from agentenv.server.images import Images
 from agentenv.server.proxy import ProxyDaemon, ProxyWithdrawals
 from agentenv.server.repositories import Opened, open_repository, open_stores
 from agentenv.server.stores import StoresFile
 from agentenv.snapshots import Catalog
+from agentenv.templates.builder import Builder
 from agentenv.vmm import GuestKernel
 from agentenv.vmm.probe import ProbeInputs, choose_driver
 
@@ -112,6 +120,44 @@ async def compose(config: Config) -> Composition:
         config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain(), config.snapshot.refresh_s
     )
     return Composition(config, host, Node(host, settings), blockd, proxy, opened, stores)
+
+
+def make_images(composition: Composition, builder: Builder) -> Images:
+    """The node's images. Raises `ConfigError`."""
+    config, host, opened = composition.config, composition.host, composition.repository
+    staging = config.server.state_dir / "staging" / "images"
+    program = ImageProgram(config.server.bin_dir / "aenv-image")
+    converted = ConvertedStore(host.layers, opened.store, host.block, staging / "parents")
+    client = RegistryClient(registry_settings(config.images))
+    return Images(
+        composition.node,
+        host.layers,
+        builder,
+        converted,
+        Converter(converted, program, staging),
+        program,
+        client,
+        composition.stores,
+        staging,
+        host.clock,
+    )
+
+
+def registry_settings(images: ImagesConfig) -> RegistrySettings:
+    """[images] as the registry client knows it. Raises `ConfigError`."""
+    mirrors: dict[str, tuple[str, ...]] = {}
+    for entry in images.mirrors:
+        registry, _, url = entry.partition("=")
+        mirrors[registry] = (*mirrors.get(registry, ()), url)
+    names = {*mirrors, *images.insecure}
+    hosts = {name: HostSettings(mirrors=mirrors.get(name, ()), insecure=name in images.insecure) for name in names}
+    auth_file = images.auth_file
+    if auth_file is None:
+        usual = Path.home() / ".docker" / "config.json"
+        auth_file = usual if usual.exists() else None
+    elif not auth_file.is_file():
+        raise ConfigError(f"images.auth_file: {auth_file} is not a file")
+    return RegistrySettings(hosts, auth_file)
 
 
 def _open_slots(config: Config) -> SlotPool:

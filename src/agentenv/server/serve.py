@@ -27,7 +27,8 @@ from agentenv.api.keys import load_or_create
 from agentenv.api.settings import ApiSettings
 from agentenv.config import Config
 from agentenv.errors import AenvError, HostUnsuitable
-from agentenv.server.compose import Composition, cache_dir, compose, make_directories
+from agentenv.server.compose import Composition, cache_dir, compose, make_directories, make_images
+from agentenv.server.storage import Storage
 from agentenv.templates.builder import Builder
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
         _stop_on_signals(stop)
         settings = ApiSettings.from_config(config)
         builder = _builder(composition)
-        public = create_app(node, keys, settings, builder=builder)
+        images = make_images(composition, builder)
+        storage = Storage(composition)
+        public = create_app(node, keys, settings, builder=builder, images=images, storage=storage)
         internal = create_internal_app(node)
         run = config.run_dir
         async with _listening(public, run / "api.sock"), _listening(internal, run / "internal.sock"):
@@ -64,6 +67,7 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
             finally:
                 supervisor.cancel()
                 await asyncio.gather(supervisor, return_exceptions=True)
+                await images.close()
                 log.info("stopping; sandboxes go on")
         await _end(composition)
 

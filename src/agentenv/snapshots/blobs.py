@@ -94,6 +94,8 @@ class LocalPlaces:
     def path(self, layer_id: str, blob: Blob | None) -> Path:
         """See `Places.path`."""
         plain = self._root / layer_key(layer_id)
+        if blob is not None and blob.origin is not None:
+            return self._descriptors.path(blob, blob.origin, None)
         if blob is None or blob.encryption is None:
             return plain
         return self._descriptors.path(blob, {"kind": "file", "path": str(plain)}, None)
@@ -110,6 +112,8 @@ class RemotePlaces:
         """See `Places.path`."""
         if blob is None:
             raise RepositoryDamaged(f"no snapshot describes layer {layer_id}")
+        if blob.origin is not None:
+            return self._descriptors.path(blob, blob.origin, None)
         blocks = self._object(f"{LAYERS}{layer_id}.blocks") if blob.blocks_digest is not None else None
         return self._descriptors.path(blob, self._object(layer_key(layer_id)), blocks)
 

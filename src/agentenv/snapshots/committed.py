@@ -313,7 +313,11 @@ class CommittedRepository:
             raise RepositoryDamaged(f"device state {state} is missing")
 
     async def _look_for(self, ids: set[str]) -> None:
-        """Each is a layer or a device state of the store. Raises `RepositoryDamaged` naming one that is not."""
+        """Each is a layer or a device state of the store. Raises `RepositoryDamaged` naming one that is not.
+
+        What a registry serves is not asked for: it is there when it can be read.
+        """
+        ids = {key for key in ids if (blob := self._index.blob(key)) is None or blob.origin is None}
 
         async def look(key: str) -> str | None:
             if await self._store.stat(layer_key(key)) is None and await self._store.stat(state_key(key)) is None:

@@ -50,6 +50,12 @@ class FakeGuest:
             raise self.errors.pop(0)
         self.greeted.append(identity)
 
+    async def prepare_image(self, address: str, user: str, owner: str, workdir: str, deadline_s: float) -> None:
+        return
+
+    async def freeze_disk(self, address: str, token: str, deadline_s: float) -> None:
+        return
+
     async def warm_up(self, address: str, runs: int, token: str | None = None) -> None:
         return
 
