@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ImageError, Unsupported
@@ -176,6 +176,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(FIELD, JSON, max_size=5))
 def test_any_json_is_parsed_or_refused(body: dict[str, Any]) -> None:
     raw = json.dumps(body).encode()
