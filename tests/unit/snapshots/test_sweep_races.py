@@ -108,7 +108,7 @@ def by_switches(first: str, at: Sequence[int]) -> Choose:
 
 def few_switches() -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every place for the first switch and the second; a third comes by itself, when the first task is over."""
-    for one, two in itertools.product(range(18), range(20)):
+    for one, two in itertools.product(range(14), range(24)):
         yield "committer", (one, two)
         yield "sweeper", (two, one)
 
