@@ -62,6 +62,9 @@ class BuiltImage:
     def diff_ids(self) -> list[str]:
         return [digest_of(layer) for layer in self.layers]
 
+    def config_digest(self) -> str:
+        return digest_of(self.config)
+
     def blobs(self) -> dict[str, bytes]:
         """All blobs but the manifest, by digest."""
         contents = [self.config, *(content for content, _ in self.packed)]

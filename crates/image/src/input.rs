@@ -111,6 +111,8 @@ pub struct Input {
     at: usize,
     total: u64,
     limit: u64,
+    /// An error was told: what follows is no archive, and its end no success.
+    failed: bool,
     diff: Sha256,
     read_bytes: Arc<AtomicU64>,
 }
@@ -141,6 +143,7 @@ impl Input {
             at: 0,
             total: 0,
             limit,
+            failed: false,
             diff: Sha256::new(),
             read_bytes,
         }
@@ -162,6 +165,15 @@ impl Input {
 
     /// Makes the next chunk the current one; false at the end.
     fn next_chunk(&mut self) -> Result<bool, InputError> {
+        let next = self.receive();
+        self.failed |= next.is_err();
+        next
+    }
+
+    fn receive(&mut self) -> Result<bool, InputError> {
+        if self.failed {
+            return Err(InputError::Ended);
+        }
         match self.chunks.recv() {
             // The thread has dropped its end: all was sent.
             Err(_) => Ok(false),
@@ -290,9 +302,10 @@ mod test {
 
     fn read(blob: &[u8], compression: Compression, limit: u64) -> Result<(Vec<u8>, Digests), InputError> {
         let mut input = Input::start(Box::new(io::Cursor::new(blob.to_vec())), compression, limit);
-        let mut content = vec![0; 100];
-        let count = input.read(&mut content).unwrap_or(0);
-        content.truncate(count);
+        let mut content = Vec::new();
+        if let Err(error) = input.read_to_end(&mut content) {
+            return Err(*error.into_inner().unwrap().downcast().unwrap());
+        }
         Ok((content, input.finish()?))
     }
 
@@ -331,9 +344,12 @@ mod test {
     }
 
     #[test]
-    fn a_damaged_blob_is_an_error() {
+    fn a_damaged_blob_is_an_error_for_good() {
         let mut blob = gzip(&vec![7; 100_000]);
         blob.truncate(blob.len() / 2);
         assert!(matches!(read(&blob, Compression::Auto, 1 << 20), Err(InputError::Read(_))));
+        let mut input = Input::start(Box::new(io::Cursor::new(blob)), Compression::Auto, 1 << 20);
+        assert!(input.read_to_end(&mut Vec::new()).is_err());
+        assert!(input.finish().is_err());
     }
 }

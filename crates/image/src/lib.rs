@@ -22,6 +22,9 @@ mod tar;
 mod tree;
 mod uuid;
 
+#[cfg(test)]
+mod model_test;
+
 pub use apply::{ApplyError, Report, Request, apply};
 pub use check::{CheckError, check};
 pub use dump::{DumpError, DumpReport, Source, dump};

@@ -52,7 +52,7 @@ pub use header::HEADER_BYTES;
 pub use import::{ImportReport, import_raw};
 pub use index::Index;
 pub use layer::Layer;
-pub use merge::{MergeReport, merge};
+pub use merge::{MergeReport, merge, merge_with};
 pub use registry::Registry;
 pub use seal::SealReport;
 pub use segment::{MAX_SEGMENT_SECTORS, Segment};

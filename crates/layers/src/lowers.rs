@@ -14,7 +14,13 @@ use crate::stack::MAX_LAYERS;
 pub(crate) struct Lowers {
     layers: Vec<Arc<Layer>>,
     index: Arc<Index>,
+    /// Whether some layer may be far away: then reads of several pieces are announced.
+    distant: bool,
 }
+
+/// Pieces of one layer that are closer to each other than this are announced as one: stores are read in blocks of about
+/// this size.
+const NEAR_BYTES: u64 = 64 << 10;
 
 impl Lowers {
     /// Merges the layers' indexes. Errors: `TooManyLayers`, `TooManySegments`.
@@ -28,7 +34,12 @@ impl Lowers {
                 Arc::new(Index::new(flatten(&lists, 0))?)
             }
         };
-        Ok(Lowers { layers, index })
+        Ok(Self::of(layers, index))
+    }
+
+    fn of(layers: Vec<Arc<Layer>>, index: Arc<Index>) -> Self {
+        let distant = layers.iter().any(|layer| layer.blob().file_identity().is_none());
+        Lowers { layers, index, distant }
     }
 
     /// These layers with one more on top; only the new one is merged.
@@ -42,7 +53,7 @@ impl Lowers {
         let newer: Vec<Segment> = layer.segments().iter().map(|s| s.with_tag(tag)).collect();
         let index = Arc::new(Index::new(overlay(self.index.segments(), &newer))?);
         let layers = self.layers.iter().cloned().chain([layer]).collect();
-        Ok(Lowers { layers, index })
+        Ok(Self::of(layers, index))
     }
 
     pub fn layers(&self) -> &[Arc<Layer>] {
@@ -60,6 +71,9 @@ impl Lowers {
     /// Fills `buf` with the sectors from `start` on; unmapped ones are zero.
     pub fn read(&self, buf: &mut [u8], start: u64) -> Result<()> {
         let end = start + buf.len() as u64 / SECTOR_BYTES;
+        if self.distant {
+            self.announce(start, end);
+        }
         let place = |sector: u64| ((sector - start) * SECTOR_BYTES) as usize;
         self.index.for_each(start, end, |piece| match piece {
             Piece::Hole(first, sectors) => {
@@ -71,6 +85,31 @@ impl Lowers {
                 self.read_segment(part, &segment)
             }
         })
+    }
+
+    /// Tells the blobs what a read will want of them, so that pieces of several layers come at the same time and not one
+    /// round trip after the other. Says nothing if it is one piece only: its read follows at once.
+    fn announce(&self, start: u64, end: u64) {
+        let mut pieces: Vec<(u8, u64, u64)> = Vec::new();
+        let visited: Result<(), std::convert::Infallible> = self.index.for_each(start, end, |piece| {
+            let Piece::Mapped(segment) = piece else { return Ok(()) };
+            if segment.is_zero() {
+                return Ok(());
+            }
+            let from = segment.file_sector() * SECTOR_BYTES;
+            let to = from + segment.sectors() * SECTOR_BYTES;
+            match pieces.last_mut() {
+                Some((tag, _, last)) if *tag == segment.tag() && from.wrapping_sub(*last) < NEAR_BYTES => *last = to,
+                _ => pieces.push((segment.tag(), from, to)),
+            }
+            Ok(())
+        });
+        let Ok(()) = visited;
+        if pieces.len() > 1 {
+            for (tag, from, to) in pieces {
+                self.layers[usize::from(tag)].blob().will_read(from, to - from);
+            }
+        }
     }
 
     fn read_segment(&self, part: &mut [u8], segment: &Segment) -> Result<()> {

@@ -25,7 +25,12 @@ pub struct MergeReport {
 ///
 /// Errors: `NoLayers`, `TooManyLayers`, those of [`Layer::open`], `Exists` for `into`, `Io`.
 pub fn merge(layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
-    let lowers = Registry::default().lowers(layers)?;
+    merge_with(&Registry::default(), layers, into)
+}
+
+/// As `merge`, with layers that `registry` opens.
+pub fn merge_with(registry: &Registry, layers: &[PathBuf], into: &Path) -> Result<MergeReport> {
+    let lowers = registry.lowers(layers)?;
     let (Some(bottom), Some(top)) = (lowers.layers().first(), lowers.layers().last()) else {
         return Err(Error::NoLayers);
     };

@@ -83,6 +83,56 @@ fn a_stack_of_descriptors_is_opened_side_by_side_and_shared() {
     }
 }
 
+/// Gives out blobs that the test made.
+#[derive(Debug)]
+struct Prepared(std::collections::HashMap<PathBuf, Arc<Memory>>);
+
+impl Opener for Prepared {
+    fn open(&self, path: &Path) -> Result<Arc<dyn Blob>, Error> {
+        Ok(self.0[path].clone())
+    }
+}
+
+#[test]
+fn a_read_over_several_distant_layers_announces_its_pieces_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = (1..=3).map(|value| described(folder.path(), value)).collect();
+    let blob = |path: &PathBuf| {
+        let layer = std::fs::read_to_string(path).unwrap();
+        (
+            path.clone(),
+            Arc::new(Memory::new("blob", std::fs::read(layer).unwrap())),
+        )
+    };
+    let blobs: std::collections::HashMap<_, _> = paths.iter().map(blob).collect();
+    let stack = Stack::open_with(
+        &Registry::with_opener(Arc::new(Prepared(blobs.clone()))),
+        &paths,
+        None,
+        SIZE,
+    )
+    .unwrap();
+    let announced = |buf: &mut [u8], offset| {
+        blobs.values().for_each(|blob| blob.announced.lock().unwrap().clear());
+        stack.read_at(buf, offset).unwrap();
+        paths
+            .iter()
+            .map(|path| blobs[path].announced.lock().unwrap().clone())
+            .collect::<Vec<_>>()
+    };
+    let piece = vec![(4096, SECTOR)];
+    assert_eq!(
+        announced(&mut [0; SIZE as usize], 0),
+        [piece.clone(), piece.clone(), piece.clone()]
+    );
+    assert_eq!(announced(&mut [0; 1024], SECTOR), [piece.clone(), piece, vec![]]);
+    assert_eq!(
+        announced(&mut [0; 512], SECTOR),
+        [vec![], vec![], vec![]],
+        "one piece is read at once"
+    );
+}
+
 #[test]
 fn the_number_of_a_removed_descriptor_names_no_other_layer_while_it_is_open() {
     let folder = tempfile::tempdir().unwrap();

@@ -75,8 +75,11 @@ impl Upload<'_> {
 
     /// Large enough that the number of parts is allowed.
     fn part_bytes(&self) -> u64 {
-        let least = self.sums.size_bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20);
-        self.options.part_bytes.max(least)
+        let wanted = self.options.part_bytes;
+        match self.sums.size_bytes.div_ceil(wanted) <= PARTS_MAX {
+            true => wanted,
+            false => self.sums.size_bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20),
+        }
     }
 
     fn look(&self, key: &str) -> Result<Option<ObjectInfo>, StoreError> {

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
-from agentenv.errors import ImageError, ImageNotFound, StorageFull
+from agentenv.errors import ImageError, StorageFull
+from agentenv.images._files import regular_size
 
 MEMBERS_MAX: Final = 20_000
 _LINKS_MAX: Final = 8
@@ -29,10 +30,9 @@ class TarIndex:
         self._path = path
         # One file position: two threads must not move it at once.
         self._lock = threading.Lock()
+        regular_size(path)
         try:
             self._tar = tarfile.open(path, "r:*")  # noqa: SIM115 - kept open, see `close`
-        except FileNotFoundError as error:
-            raise ImageNotFound(f"{path} does not exist") from error
         except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
             raise ImageError(f"{path}: not a tar archive ({error})") from error
         self._members: dict[str, tarfile.TarInfo] = {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv.errors import ImageError, InvalidRequest, TemplateNotFound
+from agentenv.errors import ImageError, InvalidRequest
 from agentenv.images._dockerfile_lines import Instruction, escape_character, instructions
 from agentenv.images.manifest import LINUX_AMD64, Platform, parse_platform
 from agentenv.images.reference import LocalReference, RegistryReference, parse_reference
@@ -46,7 +46,7 @@ def dockerfile_base(
     """The base of the stage `target` (a name or a number; None: the last). Stages that begin from others are followed.
 
     `build_args` replace the values of ARGs that are declared before the first FROM, as with `docker build`. Raises
-    `InvalidRequest` naming the line, and `TemplateNotFound` where there is no such target.
+    `InvalidRequest` naming the line, or the stages where there is no such target.
     """
     stages = _stages(text, dict(build_args or {}))
     if not stages:
@@ -82,7 +82,7 @@ def _target(stages: list[_Stage], target: str | None) -> int:
     found = _stage_called(stages, target)
     if found is None:
         names = ", ".join(stage.name for stage in stages if stage.name) or "none has a name"
-        raise TemplateNotFound(f"Dockerfile: there is no stage {target[:80]!r} ({names})")
+        raise InvalidRequest(f"Dockerfile: there is no stage {target[:80]!r} ({names})")
     return found
 
 

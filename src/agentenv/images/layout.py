@@ -10,8 +10,9 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from agentenv.errors import ImageError, ImageNotFound
+from agentenv.errors import ImageError
 from agentenv.images import media
+from agentenv.images._files import regular_size
 from agentenv.images.config import CONFIG_BYTES_MAX
 from agentenv.images.manifest import (
     LINUX_AMD64,
@@ -59,7 +60,7 @@ class LayoutSource:
     async def fetch_layer(self, layer: ImageLayer, into: Path, on_bytes: OnBytes) -> Path:
         """See `Source.fetch_layer`: the layout's own file, since it is there already."""
         path = self._root / blob_path(layer.key)
-        size = await asyncio.to_thread(_size_of, path, str(self._reference))
+        size = await asyncio.to_thread(regular_size, path)
         if size != layer.size_bytes:
             raise ImageError(f"{path}: {size} bytes; the manifest says {layer.size_bytes}")
         on_bytes(size)
@@ -87,23 +88,9 @@ class LayoutSource:
     def _read(self, name: str, bytes_max: int) -> bytes:
         path = self._root / name
         try:
-            with path.open("rb") as file:
-                raw = file.read(bytes_max + 1)
+            size = regular_size(path)
+            if size > bytes_max:
+                raise ImageError(f"{path}: more than {bytes_max} bytes")
+            return path.read_bytes()
         except OSError as error:
-            raise _unreadable(error, path, str(self._reference)) from error
-        if len(raw) > bytes_max:
-            raise ImageError(f"{path}: more than {bytes_max} bytes")
-        return raw
-
-
-def _size_of(path: Path, reference: str) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise _unreadable(error, path, reference) from error
-
-
-def _unreadable(error: OSError, path: Path, reference: str) -> ImageError | ImageNotFound:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return ImageNotFound(f"{reference}: {path} does not exist")
-    return ImageError(f"{path}: cannot be read: {error.strerror}")
+            raise ImageError(f"{path}: cannot be read: {error.strerror}") from error

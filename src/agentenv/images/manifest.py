@@ -95,7 +95,7 @@ def parse_manifest(raw: bytes, content_type: str, origin: str) -> Manifest | Ind
     Raises `Unsupported` (schema 1, no image at all) or `ImageError`, naming `origin`.
     """
     body = _json_object(raw, origin)
-    media_type = body.get("mediaType") or content_type.partition(";")[0].strip()
+    media_type = str(body.get("mediaType") or content_type.partition(";")[0].strip())
     if media_type in media.SCHEMA_1 or body.get("schemaVersion") == 1:
         raise Unsupported(
             f"{origin}: a Docker manifest of schema 1, which registries stopped taking; pull it with an old docker "
@@ -106,15 +106,15 @@ def parse_manifest(raw: bytes, content_type: str, origin: str) -> Manifest | Ind
         raise ImageError(f"{origin}: both an index and a manifest; it is refused, since tools disagree on such")
     if "manifests" in body and media_type not in media.MANIFESTS:
         manifests = tuple(_descriptor(item, origin) for item in _list(body, "manifests", origin))
-        return Index(digest_of(raw), str(media_type), manifests)
+        return Index(digest_of(raw), media_type, manifests)
     if "config" not in body or media_type in media.INDEXES:
-        raise Unsupported(f"{origin}: neither an image nor an index of images, but {str(media_type)[:120]!r}")
+        raise Unsupported(f"{origin}: neither an image nor an index of images, but {media_type[:120]!r}")
     layers = tuple(_descriptor(item, origin) for item in _list(body, "layers", origin))
     config = _descriptor(body["config"], origin)
     artifact_type = body.get("artifactType")
     return Manifest(
         digest_of(raw),
-        str(media_type),
+        media_type,
         config,
         layers,
         _annotations(body, origin),

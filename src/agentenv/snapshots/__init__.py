@@ -2,13 +2,15 @@
 
 Owns staging, the repository (a directory or a bucket, perhaps shared by nodes) and the argument why nothing that was
 acknowledged is lost. Does not own captures (blockd writes layers) nor the node's cache of remote blocks. Imports
-`model` and `errors` only.
+`model`, `clock` and `errors` only.
 """
 
 from agentenv.snapshots.blobs import ids_of, is_digest
 from agentenv.snapshots.catalog import Catalog, parse_reference
+from agentenv.snapshots.checking import LayerChecker, PlainChecker, WorkerChecker
 from agentenv.snapshots.codec import decode_manifest, encode_manifest
 from agentenv.snapshots.committed import CommittedRepository
+from agentenv.snapshots.converted import Converted, ConvertedLayers
 from agentenv.snapshots.gclock import Process, Timing
 from agentenv.snapshots.index import Changes
 from agentenv.snapshots.names import Reservation
@@ -27,8 +29,12 @@ __all__ = [
     "Catalog",
     "Changes",
     "CommittedRepository",
+    "Converted",
+    "ConvertedLayers",
+    "LayerChecker",
     "LinkPublisher",
     "MemoryStore",
+    "PlainChecker",
     "PlainPublisher",
     "PosixStore",
     "Process",
@@ -38,6 +44,7 @@ __all__ = [
     "Staging",
     "Store",
     "Timing",
+    "WorkerChecker",
     "WorkerOptions",
     "WorkerPublisher",
     "decode_manifest",

@@ -17,6 +17,10 @@ class CorruptManifest(OperationFailed):
     """A snapshot record cannot be read; the message names the file or the field."""
 
 
+class NewerManifest(CorruptManifest):
+    """A record of a version that this server does not read: not damaged, and left alone."""
+
+
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
     """The record's bytes: a JSON object with `version` and `snapshot`."""
     body = {"version": MANIFEST_VERSION, "snapshot": msgspec.to_builtins(manifest)}
@@ -28,7 +32,7 @@ def decode_manifest(raw: bytes, origin: str) -> SnapshotManifest:
     try:
         body: Any = msgspec.json.decode(raw)
         if body["version"] != MANIFEST_VERSION:
-            raise CorruptManifest(f"{origin}: version {body['version']}, this server reads {MANIFEST_VERSION}")
+            raise NewerManifest(f"{origin}: version {body['version']}, this server reads {MANIFEST_VERSION}")
         return msgspec.convert(body["snapshot"], SnapshotManifest)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise CorruptManifest(f"{origin}: not a snapshot record ({error})") from error

@@ -25,10 +25,11 @@ from agentenv.errors import (
     StoreUnavailable,
     TemplateNotFound,
 )
-from agentenv.model import Blob, GcReport, SnapshotManifest
+from agentenv.model import Blob, GcReport, Progress, Report, SnapshotManifest, TierUsage, VerifyReport
 from agentenv.snapshots import records
 from agentenv.snapshots.blobs import (
     LAYERS,
+    STATES,
     Descriptors,
     LocalPlaces,
     Places,
@@ -41,20 +42,25 @@ from agentenv.snapshots.blobs import (
     record_key,
     state_key,
 )
+from agentenv.snapshots.checking import LayerChecker, PlainChecker, Verifier, images_of, with_images
 from agentenv.snapshots.gclock import Process, Timing
 from agentenv.snapshots.holds import Holds
 from agentenv.snapshots.index import Changes, Index, gathered
 from agentenv.snapshots.names import Names, Reservation
-from agentenv.snapshots.publishing import Publisher
+from agentenv.snapshots.publishing import Digester, Publisher
+from agentenv.snapshots.repairing import Repairer, find_local
 from agentenv.snapshots.staging import Staging
 from agentenv.snapshots.stores.interface import ObjectNotFound, Store
 from agentenv.snapshots.stores.posix import PosixStore
 from agentenv.snapshots.sweep import Sweeper
+from agentenv.snapshots.usage import measure
 
 log = logging.getLogger(__name__)
 
 # A blob that a sweep takes between its publication and its hold is published again; the hold keeps it then.
 PUBLISH_ATTEMPTS_MAX: Final = 3
+# A hidden file of a put that is older was left by a crash.
+TEMPORARY_S_MAX: Final = 3_600.0
 
 
 class CommittedRepository:
@@ -68,7 +74,12 @@ class CommittedRepository:
         descriptors_dir: Path,
         process: Process,
         timing: Timing | None = None,
+        *,
+        checker: LayerChecker | None = None,
+        digester: Digester | None = None,
+        location: str = "",
     ) -> None:
+        """`checker` and `digester` are what `verify` and `repair` read layers with; `location` is for people."""
         timing = timing or Timing()
         self._store = store
         self._publisher = publisher
@@ -84,6 +95,9 @@ class CommittedRepository:
         self._names = Names(store, process)
         self._sweeper = Sweeper(store, self._index, process, timing)
         self._sweeping = asyncio.Lock()
+        self._checker = checker or PlainChecker(store)
+        self._digester = digester
+        self._location = location or (str(self._root) if self._root is not None else "memory")
         # Layers that version 1 wrote. There are no new ones, so whether an id is one never changes.
         self._version_one: frozenset[str] = frozenset()
         # Blobs that were seen to exist while they were held, and are held since.
@@ -273,8 +287,55 @@ class CommittedRepository:
             await self._holds.renew()
             report = await self._sweeper.sweep(grace_s)
             if isinstance(self._store, PosixStore):
-                await self._store.tidy(max(grace_s, 3_600.0))
+                await self._store.tidy(max(grace_s, TEMPORARY_S_MAX))
+            kept = self._holds.held().union(*(ids_of(known.snapshot) for known in self._index.all()))
+            await asyncio.to_thread(self._descriptors.forget, kept)
             return report
+
+    async def usage(self) -> TierUsage:
+        """Sizes, shared bytes and garbage of the repository, as of now and without a lock."""
+        return await measure(self._store, self._index, self._location)
+
+    async def verify(self, report: Report) -> VerifyReport:
+        """Read everything there is; nothing is changed. Takes as long as reading takes."""
+        return (await self._verified(report))[1]
+
+    async def repair(self, report: Report) -> VerifyReport:
+        """`verify`, then make whole what this node can; see `repairing` for what that is."""
+        verifier, found = await self._verified(report)
+        report(Progress("repairing"))
+        repaired = await Repairer(self._store, self._index, self._republish).repair(verifier.found)
+        await self._index.refresh()
+        damages = [
+            replace(damage, repaired=True, detail=f"{damage.detail}; {repaired[damage.item]}")
+            if damage.item in repaired
+            else damage
+            for damage in found.damages
+        ]
+        return replace(found, damages=tuple(damages))
+
+    async def _verified(self, report: Report) -> tuple[Verifier, VerifyReport]:
+        verifier = Verifier(self._store, self._checker, self._places, report)
+        found = await verifier.run()
+        images = await images_of(self._store)
+        stored = {id_of(entry.key) for folder in (LAYERS, STATES) for entry in await self._store.list(folder)}
+        return verifier, with_images(found, images, stored)
+
+    async def _republish(self, digest: str) -> bool:
+        """Publish a blob again whose local file is still there; whether it was."""
+        blob = self._index.blob(digest)
+        if blob is None or self._digester is None:
+            return False
+        is_state = await self._store.stat(layer_key(digest)) is None and any(
+            known.snapshot.device_state == digest for known in self._index.all()
+        )
+        local = await find_local(self._staging, self._digester, blob.plain_digest, is_state=is_state)
+        if local is None:
+            return False
+        await self._store.delete(state_key(digest) if is_state else layer_key(digest))
+        again = await self._publish(local, is_state=is_state)
+        self.release({again.digest})
+        return again.digest == digest
 
     def _holdable(self, ids: Iterable[str]) -> set[str]:
         return {key for key in ids if is_digest(key) or key in self._version_one}

@@ -15,7 +15,8 @@ readings would be seen by neither.)
 No clock of one node is compared with another's. A lock is over `LOCK_S` after its last renewal: a holder counts these
 from when *it* first saw this renewal, which is later. A sweeper starts deletions only `DELETE_S` from before it sent
 its renewal, and each of them has a deadline, so the last one has arrived well before `LOCK_S`. What remains is what
-every lease leaves: a sweeper that is suspended between looking at its clock and sending, for longer than the rest.
+every lease leaves: a sweeper that is suspended between looking at its clock and sending, for longer than the rest, or
+(in a directory on a network file system) a deletion that the kernel still repeats after minutes without its server.
 """
 
 from __future__ import annotations
@@ -137,9 +138,15 @@ class SweepLock:
         return found
 
     async def keep(self) -> None:
-        """Return when deletions may start for a while. Raises `Conflict` if another node took the lock."""
+        """Return when deletions may start for a while. Raises `Conflict` if another node took the lock.
+
+        So it does when this one was too slow: holders may have stopped waiting although nobody took the lock, and to
+        renew it then would not make them wait again.
+        """
         if self._timing.monotonic() - self._sent_at < DELETE_S / 2:
             return
+        if not self.may_delete():
+            raise Conflict("this collection stood still for too long; it goes on at the next one")
         renewed = msgspec.structs.replace(self._lock, renewals=self._lock.renewals + 1)
         sent_at = self._timing.monotonic()
         try:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agentenv.errors import OperationFailed, StorageFull, StoreRefused, StoreUnavailable
+from agentenv.errors import OperationFailed, RepositoryDamaged, StorageFull, StoreRefused, StoreUnavailable
 from agentenv.model import Blob
 from agentenv.snapshots.blobs import layer_key, state_key
 from agentenv.snapshots.stores.files import translated
@@ -32,9 +32,10 @@ KILL_S_MAX: Final = 5.0
 _LINE_BYTES_MAX: Final = 1 << 20
 _ERRORS: Final = {
     "no_space": StorageFull,
-    "unavailable": StoreUnavailable,
     "transient": StoreUnavailable,
     "denied": StoreRefused,
+    "corrupt": RepositoryDamaged,
+    "not_found": RepositoryDamaged,
 }
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from agentenv.model import SnapshotKind, SnapshotManifest
 from agentenv.snapshots.codec import MANIFEST_VERSION as VERSION_ONE
-from agentenv.snapshots.codec import CorruptManifest, decode_manifest
+from agentenv.snapshots.codec import CorruptManifest, NewerManifest, decode_manifest
 
 VERSION: Final = 2
 
@@ -57,7 +57,7 @@ def decode_record(raw: bytes, origin: str) -> Record | SnapshotManifest:
         if version == VERSION_ONE:
             return decode_manifest(raw, origin)
         if version != VERSION:
-            raise CorruptManifest(f"{origin}: version {version}, this server reads {VERSION_ONE} and {VERSION}")
+            raise NewerManifest(f"{origin}: version {version}, this server reads {VERSION_ONE} and {VERSION}")
         return msgspec.json.decode(raw, type=Record)
     except msgspec.MsgspecError as error:
         raise CorruptManifest(f"{origin}: not a snapshot record ({error})") from error
@@ -70,7 +70,7 @@ def decode_snapshot(record: Record, manifest: bytes, origin: str) -> SnapshotMan
     try:
         body = msgspec.json.decode(manifest, type=_Described)
         if body.version != VERSION:
-            raise CorruptManifest(f"{origin}: version {body.version}, this server reads {VERSION}")
+            raise NewerManifest(f"{origin}: version {body.version}, this server reads {VERSION}")
         unknown = body.snapshot.keys() - _IN_MANIFEST
         if unknown:
             raise CorruptManifest(f"{origin}: unknown fields {', '.join(sorted(unknown))}")

@@ -15,6 +15,7 @@ from typing import Final
 from agentenv.errors import RepositoryDamaged
 from agentenv.model import GcReport
 from agentenv.snapshots.blobs import (
+    DAMAGED,
     HOLDS,
     IMAGES,
     LAYERS,
@@ -47,31 +48,36 @@ class Marks:
     by_snapshots: frozenset[str]
     by_holds: frozenset[str]
     by_images: frozenset[str]
+    by_damaged: frozenset[str]
 
     def all(self) -> frozenset[str]:
         """Ids that must stay."""
-        return self.by_snapshots | self.by_holds | self.by_images
+        return self.by_snapshots | self.by_holds | self.by_images | self.by_damaged
 
 
-async def mark(store: Store, index: Index, now_s: float) -> Marks:
+async def mark(store: Store, index: Index, now_s: float, *, strict: bool = True) -> Marks:
     """Read what is needed: holds first, then records and images (see `gclock` for the order).
 
-    Raises `RepositoryDamaged` where a record cannot be read.
+    Raises `RepositoryDamaged` where a record cannot be read; not `strict`, which is for reports, it leaves that out.
     """
     holds = [entry for entry in await store.list(HOLDS) if now_s - entry.modified_s <= HOLD_S_MAX]
     held = await _mentioned(store, holds)
     await index.refresh()
     broken = index.broken()
-    if broken:
+    if broken and strict:
         first = broken[min(broken)]
         raise RepositoryDamaged(f"nothing can be collected while a record cannot be read ({first}): repair first")
     images = await _mentioned(store, await store.list(IMAGES))
+    aside = await _mentioned(store, await store.list(DAMAGED))
+    # A record that was put aside mentions its manifest, and that one the layers.
+    asides = [entry for entry in await store.list(MANIFESTS) if id_of(entry.key) in aside] if aside else []
+    aside |= await _mentioned(store, asides)
     needed: set[str] = set()
     for known in index.all():
         needed |= ids_of(known.snapshot)
         if known.manifest is not None:
             needed.add(known.manifest)
-    return Marks(frozenset(needed), frozenset(held), frozenset(images))
+    return Marks(frozenset(needed), frozenset(held), frozenset(images), frozenset(aside))
 
 
 async def _mentioned(store: Store, entries: list[Entry]) -> set[str]:

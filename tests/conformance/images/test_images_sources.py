@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from pathlib import Path
 
@@ -129,6 +130,19 @@ async def test_a_configuration_with_too_few_layers_is_refused(place: Place) -> N
     broken = BuiltImage(other.config, whole.layers, whole.packed, body)
     source = place.source(broken, "broken")
     with pytest.raises(ImageError, match=r"3 layers in .*, 1 in the configuration"):
+        await source.image()
+    await source.aclose()
+
+
+@pytest.mark.parametrize("place", ["oci", "oci-archive", "docker-archive"], indirect=True)
+async def test_what_is_no_regular_file_is_refused(place: Place) -> None:
+    """A pipe would be waited for without end."""
+    path = place.folder / "strange"
+    path.mkdir()
+    os.mkfifo(path / "index.json")
+    os.mkfifo(place.folder / "pipe")
+    source = place.named(f"{place.kind}:{path if place.kind == 'oci' else place.folder / 'pipe'}")
+    with pytest.raises(ImageError, match="regular"):
         await source.image()
     await source.aclose()
 

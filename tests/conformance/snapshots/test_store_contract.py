@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from agentenv.snapshots.stores import ObjectNotFound, PreconditionFailed, Store
+from agentenv.errors import StoreRefused
+from agentenv.snapshots.stores import MemoryStore, ObjectNotFound, PreconditionFailed, Store
+from agentenv.snapshots.stores.probe import probe
 
 
 async def test_what_was_put_is_got_and_replaced(store: Store) -> None:
@@ -118,3 +120,23 @@ async def test_more_objects_than_one_page_are_listed(store: Store) -> None:
 async def test_a_bad_key_is_refused(store: Store, key: str) -> None:
     with pytest.raises(ValueError, match="not a key"):
         await store.put(key, b"")
+
+
+async def test_a_store_that_keeps_the_contract_passes_the_probe(store: Store) -> None:
+    await probe(store, "here")
+    assert await store.list("gc/") == []
+
+
+@pytest.mark.parametrize(("ignored", "named"), [("if_absent", "If-None-Match"), ("if_match", "If-Match")])
+async def test_a_store_that_ignores_conditions_is_refused(ignored: str, named: str) -> None:
+    class Careless(MemoryStore):
+        async def put(self, key: str, content: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+            return await super().put(
+                key,
+                content,
+                if_absent=if_absent and ignored != "if_absent",
+                if_match=None if ignored == "if_match" else if_match,
+            )
+
+    with pytest.raises(StoreRefused, match=named):
+        await probe(Careless(), "there")

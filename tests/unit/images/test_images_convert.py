@@ -14,6 +14,7 @@ from agentenv.images.chain import EMPTY_TAR, chain_keys
 from agentenv.images.convert import AHEAD_MAX, ConvertedLayer, Converter
 from agentenv.images.fake import FakeConvertedLayers, FakeLayerMaker
 from agentenv.images.layout import LayoutSource
+from agentenv.images.places import ScratchSource
 from agentenv.images.program import LayerTask
 from agentenv.images.reference import LocalReference, Transport
 from agentenv.images.source import Image, ImageLayer, OnBytes
@@ -137,6 +138,11 @@ async def test_an_image_of_nothing_is_an_empty_file_system(bench: Bench) -> None
     made = await converter.convert(bench.source(build_image([])), MIB, bench.said.append)
     assert len(made.disk.layers) == 1
     assert seen == [EMPTY_TAR]
+
+
+async def test_scratch_is_an_image_of_nothing(bench: Bench) -> None:
+    made = await bench.converter().convert(ScratchSource(), MIB, bench.said.append)
+    assert (len(made.disk.layers), made.config.os, made.reference) == (1, "linux", "scratch")
 
 
 async def test_ten_at_once_convert_once(bench: Bench) -> None:

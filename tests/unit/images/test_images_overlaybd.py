@@ -8,7 +8,7 @@ import subprocess
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ImageError
@@ -72,6 +72,7 @@ def test_what_is_no_layer_is_refused_by_name(content: bytes) -> None:
         virtual_size(content, "it")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_or_read(content: bytes) -> None:
     for tried in (content, ZFILE + content, b"LSMT\0\1\2\0" + content):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import InvalidRequest, Unsupported
@@ -97,6 +97,7 @@ def test_a_digest_of_another_algorithm_is_unsupported() -> None:
         parse_reference("debian@sha512:" + "0" * 128)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_parsed_to_a_fixed_point_or_refused(text: str) -> None:
     try:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.snapshots.repository_world import Node, content_ids, described, make_store
+from tests.unit.snapshots.test_repository import MANIFEST
 
 from agentenv.clock import FakeClock
 from agentenv.errors import Conflict, OperationFailed, RepositoryDamaged, StoreUnavailable, TemplateNotFound
-from agentenv.model import Blob, SnapshotManifest
+from agentenv.model import Blob
 from agentenv.snapshots import MemoryStore, PosixStore, Repository, Staging, Store, ids_of
 from agentenv.snapshots.gclock import LOCK_KEY, LOCK_S, Timing
 from agentenv.snapshots.names import RESERVED_S
-from tests.unit.snapshots.repository_world import Node, content_ids, described, make_store
-from tests.unit.snapshots.test_repository import MANIFEST
 
 
 @pytest.fixture(params=["memory", "posix"])

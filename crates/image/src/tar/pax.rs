@@ -160,7 +160,7 @@ mod test {
     #[test]
     fn records_are_taken_over() {
         let mut overrides = Overrides::default();
-        let records = b"17 path=long/name\n30 SCHILY.xattr.user.key=a\nb=\0\n22 mtime=1500000000.25\n";
+        let records = b"18 path=long/name\n31 SCHILY.xattr.user.key=a\nb=\0\n23 mtime=1500000000.25\n";
         overrides.read(records).unwrap();
         assert_eq!(overrides.path.as_deref(), Some(&b"long/name"[..]));
         assert_eq!(overrides.attributes[&b"user.key"[..]], b"a\nb=\0");

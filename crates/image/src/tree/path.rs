@@ -80,7 +80,7 @@ impl Tree {
         while let Some(part) = todo.pop() {
             steps += 1;
             if steps > STEPS_MAX {
-                return Err(PathError::Loop.into());
+                return endless(missing);
             }
             if part == b".." {
                 way.pop();
@@ -93,7 +93,7 @@ impl Tree {
                 Some(child) if child.file_type == FileType::Symlink => {
                     links += 1;
                     if links > LINKS_FOLLOWED_MAX {
-                        return Err(PathError::Loop.into());
+                        return endless(missing);
                     }
                     let target = self.read_target(child)?;
                     if target.first() == Some(&b'/') {
@@ -137,6 +137,14 @@ impl Tree {
         }
         let attributes = self.implied_attributes();
         self.make_directory(directory, name, &attributes)
+    }
+}
+
+/// A loop of links leads nowhere: there is nothing to hide behind it, and nothing can be made there.
+fn endless(missing: Missing) -> Result<Option<u32>> {
+    match missing {
+        Missing::Stop => Ok(None),
+        Missing::Create => Err(PathError::Loop.into()),
     }
 }
 

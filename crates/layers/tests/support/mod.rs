@@ -4,8 +4,8 @@
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use aenv_layers::{Blob, Damage, Error, FileBlob};
 
@@ -18,6 +18,8 @@ pub struct Memory {
     pub bad_reads: AtomicUsize,
     pub reads: AtomicUsize,
     pub distrusted: AtomicUsize,
+    /// Ranges that were announced.
+    pub announced: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Memory {
@@ -29,6 +31,7 @@ impl Memory {
             bad_reads: AtomicUsize::new(0),
             reads: AtomicUsize::new(0),
             distrusted: AtomicUsize::new(0),
+            announced: Mutex::default(),
         }
     }
 }
@@ -58,6 +61,10 @@ impl Blob for Memory {
                 .for_each(|byte| *byte = !*byte);
         }
         Ok(())
+    }
+
+    fn will_read(&self, offset: u64, length: u64) {
+        self.announced.lock().unwrap().push((offset, length));
     }
 
     fn distrust(&self, _offset: u64, _length: u64) {

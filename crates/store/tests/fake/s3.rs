@@ -30,8 +30,6 @@ pub enum Fault {
     WrongTag,
     /// Half of the answer's body.
     Truncated,
-    /// A part's first byte is another one.
-    Flip,
     /// The whole object where a part was asked for.
     NotPartial,
     /// The part before the one that was asked for.
@@ -157,11 +155,6 @@ impl State {
                     answer.headers_mut().insert("etag", wrong.parse().unwrap());
                 }
                 Reply::Answer(answer)
-            }
-            Some(Fault::Flip) if !answer.body().is_empty() => {
-                let mut bytes = answer.body().to_vec();
-                bytes[0] ^= 1;
-                Reply::Answer(answer.map(|_| bytes.into()))
             }
             _ => Reply::Answer(answer),
         }

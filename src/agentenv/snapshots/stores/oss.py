@@ -44,6 +44,7 @@ RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 5.0
 # Requests in flight of one node; what is more waits here instead of being throttled there.
 REQUESTS_MAX: Final = 32
+SHOWN_CHARS_MAX: Final = 200
 
 T = TypeVar("T")
 
@@ -210,7 +211,7 @@ class OssStore:
                     pause_s = min(pause_s * 2, RETRY_S_MAX)
         except TimeoutError:
             message = f"cannot {what} {self._named(key)}: no answer within {self._patience.operation_s_max:g} s"
-            raise StoreUnavailable(f"{message} ({type(last).__name__})" if last else message) from last
+            raise StoreUnavailable(f"{message} ({_shown(last)})" if last else message) from last
 
     def _named(self, key: str) -> str:
         return f"{self._settings.location}/{key}"
@@ -218,6 +219,12 @@ class OssStore:
     @staticmethod
     def _entry(meta: dict[str, Any]) -> Entry:
         return Entry(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["size"])
+
+
+def _shown(error: Exception) -> str:
+    """The library's own words, as far as they fit into a sentence; for people only."""
+    words = str(error).partition("\n")[0][:SHOWN_CHARS_MAX]
+    return words or type(error).__name__
 
 
 def _client(settings: OssSettings, patience: Patience) -> S3Store:
