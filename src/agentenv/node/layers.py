@@ -207,14 +207,6 @@ class Layers:
             blobs={**known, **{blob.digest: blob for blob in blobs}},
         )
 
-    @asynccontextmanager
-    async def published_file(self, file: Path) -> AsyncIterator[Blob]:
-        """A layer that is not in staging, as a durable blob; kept while the block lasts. Raises as `publish`."""
-        blob = await self.repository.publish_layer(file)
-        self._note_held([blob.digest])
-        with self.reserved(blob.digest):
-            yield blob
-
     async def _publish_once(self, local_id: str, is_state: bool) -> Blob:
         """Two snapshots that share a sealed layer publish it once. A caller that is cancelled leaves the other's be."""
         done = self._published.get(local_id)

@@ -9,31 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agentenv.errors import AenvError, Conflict, InvalidRequest, NodeStopping, SandboxNotFound
 from agentenv.lifecycle import POOLED, SERVING, WITH_VMM, Action, Event, Phase
 from agentenv.model import (
-    DEFAULT_USER,
     DiskStack,
     ExpiryAction,
-    MemoryStack,
-    NetworkPolicy,
     Resources,
     SandboxSpec,
     SandboxView,
     SnapshotKind,
     SnapshotManifest,
     Tombstone,
-    image_user,
-    image_workdir,
-    new_sandbox_id,
 )
 from agentenv.node import recovery
-from agentenv.node.branching import BranchPoint, SnapshotParams, frozen_branch
+from agentenv.node.branching import BranchPoint, SnapshotParams
 from agentenv.node.collecting import Collector
 from agentenv.node.following import Follower
 from agentenv.node.host import Host
@@ -44,23 +37,20 @@ from agentenv.node.interface import (
     SnapshotResult,
     TemplateInfo,
 )
+from agentenv.node.launching import alias_of, record_of_snapshot
 from agentenv.node.owner import Owner
 from agentenv.node.record import SandboxRecord, manifest_layer_ids
 from agentenv.node.starting import GENERATION_COUNTER, Claim, ResumeParams
 from agentenv.node.steps import STEPS
 from agentenv.node.viewing import route_target, view
 from agentenv.node.warm import WarmPool
-from agentenv.snapshots import new_layer_id, parse_reference
+from agentenv.node.workshop import COLD_BOOT_COUNTER, Workshop
+from agentenv.snapshots import parse_reference
 
 log = logging.getLogger(__name__)
 
 # A request of the proxy for a sandbox in transition waits this long before it is told to try again.
 ROUTE_WAIT_S_MAX: Final = 60.0
-# So often a template's guest runs a shell before its snapshot: what it touches is in the image of every clone.
-TEMPLATE_WARM_UP_RUNS: Final = 3
-PREPARE_IMAGE_S_MAX: Final = 60.0
-# Microseconds from the start of the last template's VMM to its daemon's answer; kept for the curious.
-COLD_BOOT_COUNTER: Final = "cold_boot_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +82,7 @@ class Node:
             host.admission.is_busy,
             host.clock.monotonic,
         )
+        self._workshop = Workshop(host, self._add_owner, self._start_anew)
         self._follower = Follower(host, settings.refresh_s, self._warm.forget)
         host.collect_soon = self._collector.soon
         host.admission.live_count = self._live_count
@@ -168,7 +159,7 @@ class Node:
         clone = self._warm.take(manifest)
         if clone is not None:
             return await self._claimed(clone, spec, manifest)
-        return await self._started_anew(spec, manifest)
+        return view(await self._start_anew(spec, manifest))
 
     async def connect(self, sandbox_id: str, timeout_s: float) -> tuple[SandboxView, bool]:
         owner = self._owner(sandbox_id)
@@ -242,34 +233,15 @@ class Node:
         OCI image that the disk was made of; the user and the directory that it lacks are made. The caller reserves and
         holds the layers.
         """
-        host = self._host
-        host.admission.check_fits(resources)
-        memory_bytes = resources.memory_mib << 20
-        image = MemoryStack(f"zero-{resources.memory_mib}", memory_bytes, ())
-        spec = SandboxSpec(template=name, timeout_s=3600, on_timeout=ExpiryAction.KILL, secure=False)
-        record = replace(self._new_record(spec, resources, disk, image), image_config=image_config or {})
-        owner = self._add_owner(record)
-        try:
-            started = host.clock.monotonic()
-            await owner.adopt_work(Event.STARTED, (Action.START,), None)
-            host.database.set_value(COLD_BOOT_COUNTER, round((host.clock.monotonic() - started) * 1e6))
-            assert owner.slot is not None
-            if image_config is not None:
-                await host.guest.prepare_image(
-                    owner.slot.address,
-                    DEFAULT_USER,
-                    image_user(image_config),
-                    image_workdir(image_config),
-                    PREPARE_IMAGE_S_MAX,
-                )
-            await host.guest.warm_up(owner.slot.address, TEMPLATE_WARM_UP_RUNS)
-            full_name = parse_reference(name)
-            async with host.layers.reserved_name(full_name):
-                params = SnapshotParams(SnapshotKind.TEMPLATE, (full_name,))
-                return (await self._snapshot(owner.sandbox_id, params)).manifest
-        finally:
-            owner.condemn("deleted", "a template was built in it")
-            await owner.ask(Event.KILL)
+        self._host.admission.check_fits(resources)
+        return await self._workshop.build_template(name, disk, resources, image_config)
+
+    def settled_disk(self, manifest: SnapshotManifest) -> AbstractAsyncContextManager[DiskStack]:
+        """The disk of a snapshot with everything on it that its guest had still in memory; kept while the block lasts.
+
+        A clone without a network is started for it, writes out what it holds, and ends.
+        """
+        return self._workshop.settled_disk(manifest)
 
     # Look-ups
 
@@ -314,25 +286,6 @@ class Node:
     def needed_layers(self) -> set[str]:
         """Layers that sandboxes and work in progress need."""
         return self._collector.needed()
-
-    @asynccontextmanager
-    async def settled_disk(self, manifest: SnapshotManifest) -> AsyncIterator[DiskStack]:
-        """The disk of a snapshot with everything on it that its guest had still in memory; kept while the block lasts.
-
-        A clone without a network is started for it, writes out what it holds, and ends.
-        """
-        policy = NetworkPolicy(allow_internet=False)
-        spec = SandboxSpec(manifest.snapshot_id, 3600, on_timeout=ExpiryAction.KILL, network=policy)
-        clone = self._owner((await self._started_anew(spec, manifest)).sandbox_id)
-        try:
-            point = await frozen_branch(clone)
-        finally:
-            clone.condemn("deleted", "its disk was exported")
-            await asyncio.shield(clone.ask(Event.KILL))
-        try:
-            yield point.manifest.disk
-        finally:
-            self._host.layers.release(*manifest_layer_ids(point.manifest))
 
     async def resolve_route(self, sandbox_id: str, port: int) -> RouteAnswer:
         owner = self._owners.get(sandbox_id)
@@ -387,21 +340,7 @@ class Node:
         """Make the record and the owner of a new sandbox; the record names the layers from here on."""
         if self._stopping:
             raise NodeStopping("the server is shutting down; try again when it is back")
-        record = self._new_record(spec, manifest.resources, manifest.disk, manifest.memory)
-        template = manifest.template_id if manifest.kind is SnapshotKind.FORK else manifest.snapshot_id
-        alias = self._alias(manifest)
-        return self._add_owner(
-            replace(
-                record,
-                phase=phase,
-                template_id=template,
-                alias=alias,
-                token_owner=manifest.token_owner,
-                guest_token=manifest.guest_token,
-                image_config=manifest.image_config,
-                restoring=manifest.device_state,
-            )
-        )
+        return self._add_owner(record_of_snapshot(self._host, spec, manifest, phase))
 
     async def _launch_clone(self, manifest: SnapshotManifest) -> Owner:
         """A clone that is nobody's yet; its secret token is its own already, since it derives from its id."""
@@ -411,22 +350,23 @@ class Node:
 
     async def _claimed(self, clone: Owner, spec: SandboxSpec, manifest: SnapshotManifest) -> SandboxView:
         """Make a warm clone this create's sandbox; a clone that fails to is replaced by a start from the snapshot."""
-        claim = Claim(spec, self._alias(manifest))
+        claim = Claim(spec, alias_of(self._host, manifest))
         try:
             await clone.ask(Event.CLAIM, claim)
         except AenvError as error:
             log.warning("warm clone %s could not be used: %s", clone.sandbox_id, error)
-            return await self._started_anew(spec, manifest)
+            return view(await self._start_anew(spec, manifest))
         except asyncio.CancelledError:
             self._abandon(clone)
             raise
         self._spawned[manifest.snapshot_id] += 1
         return view(clone)
 
-    async def _started_anew(self, spec: SandboxSpec, manifest: SnapshotManifest) -> SandboxView:
+    async def _start_anew(self, spec: SandboxSpec, manifest: SnapshotManifest) -> Owner:
         async with self._host.layers.relied_on(manifest):
             owner = self._launch(spec, manifest)
-        return await self._started(owner, manifest)
+        await self._started(owner, manifest)
+        return owner
 
     async def _started(self, owner: Owner, manifest: SnapshotManifest) -> SandboxView:
         done = owner.adopt_work(Event.STARTED, (Action.START,), manifest)
@@ -442,33 +382,6 @@ class Node:
         """Its creator went away before it had started: nobody knows its id, so nobody could ever end it."""
         owner.condemn("create_failed", "its creator went away before it had started")
         owner.ask(Event.KILL)
-
-    def _alias(self, manifest: SnapshotManifest) -> str | None:
-        names = self._host.catalog.names_of(manifest)
-        return names[0].removesuffix(":default") if names else None
-
-    def _new_record(
-        self, spec: SandboxSpec, resources: Resources, disk: DiskStack, memory: MemoryStack
-    ) -> SandboxRecord:
-        host, now = self._host, self._host.clock.wall()
-        return SandboxRecord(
-            sandbox_id=new_sandbox_id(),
-            phase=Phase.CREATING,
-            spec=spec,
-            template_id="",
-            alias=None,
-            resources=resources,
-            started_at=now,
-            end_at=now + spec.timeout_s,
-            generation=host.database.next_value(GENERATION_COUNTER),
-            token_owner="",
-            disk=disk,
-            upper=new_layer_id(),
-            memory=memory,
-            shared_disk_layers=len(disk.layers),
-            shared_memory_layers=len(memory.layers),
-            boot_id=host.boot_id,
-        )
 
     def _add_owner(self, record: SandboxRecord) -> Owner:
         self._host.database.save(record)

@@ -127,7 +127,7 @@ def make_images(composition: Composition, builder: Builder) -> Images:
     config, host, opened = composition.config, composition.host, composition.repository
     staging = config.server.state_dir / "staging" / "images"
     program = ImageProgram(config.server.bin_dir / "aenv-image")
-    converted = ConvertedStore(host.layers, opened.store, host.block, staging / "parents")
+    converted = ConvertedStore(opened.repository, opened.store, host.block, staging / "parents")
     client = RegistryClient(registry_settings(config.images))
     return Images(
         composition.node,

@@ -1,10 +1,9 @@
-"""What was converted of OCI images, as objects of the repository: layers by chain key, and images by digest and size.
+"""What was converted of OCI images, as objects of the repository: images by digest and size, over layers by chain key.
 
-    images/<chain key>.json            {"version": 1, "layer": Blob, "parent_id": layer id | null}
     images/<digest>-<disk MiB>.json    {"version": 1, "image": ImageInfo}
 
-Both keep what they name from every sweep (`snapshots.sweep` marks the ids in `images/`). A layer's object is needed
-while some image has the layer; `tidy` removes the others.
+Like the layers' own objects (`snapshots.converted`) they keep what they name from every sweep. A layer's object is
+needed while some image has the layer; `tidy` and `forget` remove the others.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 
-from agentenv.errors import RepositoryDamaged
 from agentenv.images.convert import ConvertedLayer
-from agentenv.model import Blob, ImageInfo
-from agentenv.node.layers import Layers
-from agentenv.snapshots import Store
-from agentenv.snapshots.blobs import IMAGES
+from agentenv.model import ImageInfo
+from agentenv.snapshots import CommittedRepository, Store
+from agentenv.snapshots.blobs import IMAGES, id_of
+from agentenv.snapshots.converted import ConvertedLayers
+from agentenv.snapshots.index import gathered
 from agentenv.snapshots.stores.interface import Entry, ObjectNotFound
 
 # A layer whose image is still being converted has no image yet.
@@ -29,20 +28,11 @@ UNCLAIMED_S: Final = 6 * 3600.0
 DESCRIPTOR_SUFFIX: Final = ".blob"
 
 
-_T = TypeVar("_T")
-
-
 class Compacter(Protocol):
     """blockd, as far as this module knows it."""
 
     async def compact(self, layer: str | Path, into: str | Path) -> object:
         """Write a layer, remote or not, as a plain file."""
-
-
-class _Layer(msgspec.Struct, frozen=True):
-    version: int
-    layer: Blob
-    parent_id: str | None
 
 
 class _Image(msgspec.Struct, frozen=True):
@@ -53,36 +43,28 @@ class _Image(msgspec.Struct, frozen=True):
 class ConvertedStore:
     """`images.convert.ConvertedLayers` over the repository, and the list of images. One event loop."""
 
-    def __init__(self, layers: Layers, store: Store, block: Compacter, plain_dir: Path) -> None:
+    def __init__(self, repository: CommittedRepository, store: Store, block: Compacter, plain_dir: Path) -> None:
         """`plain_dir` holds plain copies of remote layers while they are parents of conversions."""
-        self._layers = layers
+        self._repository = repository
+        self._records = ConvertedLayers(store, repository)
         self._store = store
         self._block = block
         self._plain_dir = plain_dir
         self._copying: dict[str, asyncio.Lock] = {}
 
     async def get(self, chain_key: str) -> ConvertedLayer | None:
-        """See `ConvertedLayers.get`. A layer that is gone counts as not converted."""
-        found = await self._read(f"{IMAGES}{chain_key}.json", _Layer)
-        if found is None:
-            return None
-        self._layers.repository.know([found.layer])
-        try:
-            await self._layers.hold([found.layer.digest])
-        except RepositoryDamaged:
-            return None
-        return ConvertedLayer(found.layer.digest, found.parent_id)
+        """See `images.convert.ConvertedLayers.get`."""
+        found = await self._records.get(chain_key)
+        return None if found is None else ConvertedLayer(found.blob.digest, found.parent)
 
     async def put(self, chain_key: str, layer: Path, parent_id: str | None) -> ConvertedLayer:
-        """See `ConvertedLayers.put`."""
-        async with self._layers.published_file(layer) as blob:
-            body = msgspec.json.encode(_Layer(1, blob, parent_id))
-            await self._store.put(f"{IMAGES}{chain_key}.json", body)
-        return ConvertedLayer(blob.digest, parent_id)
+        """See `images.convert.ConvertedLayers.put`."""
+        made = await self._records.put(chain_key, layer, parent_id)
+        return ConvertedLayer(made.blob.digest, made.parent)
 
     async def local_file(self, layer_id: str) -> Path:
         """The layer as a plain file; a remote one is copied once, until `drop_copies`."""
-        path = self._layers.repository.path(layer_id)
+        path = self._repository.path(layer_id)
         if path.suffix != DESCRIPTOR_SUFFIX:
             return path
         copy = self._plain_dir / f"{layer_id}.lsmt"
@@ -103,15 +85,15 @@ class ConvertedStore:
     async def images(self) -> list[ImageInfo]:
         """All images, of every disk size."""
         entries = [entry for entry in await self._store.list(IMAGES) if _is_image(entry)]
-        found = await asyncio.gather(*(self._read(entry.key, _Image) for entry in entries))
-        return [record.image for record in found if record is not None]
+        found = await gathered([entry.key for entry in entries], self._read)
+        return [image for image in found if image is not None]
 
     async def remember(self, image: ImageInfo) -> None:
         """Add or replace an image; a name that is new comes first."""
         key = _image_key(image)
-        there = await self._read(key, _Image)
+        there = await self._read(key)
         if there is not None:
-            names = tuple(dict.fromkeys((*image.references, *there.image.references)))
+            names = tuple(dict.fromkeys((*image.references, *there.references)))
             image = replace(image, references=names)
         await self._store.put(key, msgspec.json.encode(_Image(1, image)))
 
@@ -127,27 +109,23 @@ class ConvertedStore:
 
     async def tidy(self) -> None:
         """Remove the objects of layers whose image never came to be: of conversions that failed."""
-        entries = await self._store.list(IMAGES)
-        newest_s = max((entry.modified_s for entry in entries), default=0.0)
+        entries = {id_of(entry.key): entry.modified_s for entry in await self._store.list(IMAGES)}
+        newest_s = max(entries.values(), default=0.0)
         needed = {layer for image in await self.images() for layer in image.layers}
-        for entry in entries:
-            if not _is_image(entry) and newest_s - entry.modified_s > UNCLAIMED_S:
-                found = await self._read(entry.key, _Layer)
-                if found is not None and found.layer.digest not in needed:
-                    await self._store.delete(entry.key)
+        for chain_key, found in (await self._records.all()).items():
+            if found.blob.digest not in needed and newest_s - entries.get(chain_key, newest_s) > UNCLAIMED_S:
+                await self._records.remove(chain_key)
 
     async def _forget_layers(self, gone: set[str]) -> None:
-        for entry in await self._store.list(IMAGES) if gone else ():
-            if not _is_image(entry):
-                found = await self._read(entry.key, _Layer)
-                if found is not None and found.layer.digest in gone:
-                    await self._store.delete(entry.key)
+        for chain_key, found in (await self._records.all()).items() if gone else ():
+            if found.blob.digest in gone:
+                await self._records.remove(chain_key)
 
-    async def _read(self, key: str, kind: type[_T]) -> _T | None:
+    async def _read(self, key: str) -> ImageInfo | None:
         try:
-            return msgspec.json.decode((await self._store.get(key)).content, type=kind)
+            return msgspec.json.decode((await self._store.get(key)).content, type=_Image).image
         except (ObjectNotFound, msgspec.MsgspecError):
-            # One that cannot be read is made again by the next conversion.
+            # One that cannot be read is made again by the next pull.
             return None
 
 

@@ -19,6 +19,7 @@ from agentenv.snapshots import (
     Publisher,
     Staging,
     Store,
+    WorkerChecker,
     WorkerOptions,
     WorkerPublisher,
 )
@@ -59,7 +60,16 @@ def open_repository(config: Config, block: BlockClient, stores: StoresFile) -> O
     store, publisher, location = (
         _oss(config, stores) if config.snapshot.backend == "oss" else _posix(config, block, stores)
     )
-    repository = CommittedRepository(store, publisher, staging, state / "blobs", process)
+    repository = CommittedRepository(
+        store,
+        publisher,
+        staging,
+        state / "blobs",
+        process,
+        checker=WorkerChecker(config.server.bin_dir / "aenv-storage", stores.path),
+        digester=block,
+        location=location,
+    )
     return Opened(store, repository, location, _grace_s(config))
 
 
