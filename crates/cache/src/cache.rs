@@ -18,7 +18,7 @@ use crate::file_ops::{FileOps, SystemOps, write_all};
 use crate::limits::{BLOB_BYTES_MAX, BLOCK_BYTES_MAX, HIGH_WATERMARK_PERCENT, LOW_WATERMARK_PERCENT};
 use crate::map_file::{BootId, Geometry};
 use crate::metrics::{Counts, Metrics};
-use crate::origin::Origin;
+use crate::origin::{BlockCheck, Origin};
 use crate::stock::is_digest;
 use crate::trace::{Trace, TraceError, Tracer};
 
@@ -37,8 +37,8 @@ pub struct BlobSpec {
     pub size_bytes: u64,
     /// A multiple of 4096.
     pub block_bytes: u64,
-    /// sha256 of each block. None: its format verifies itself, and blocks do not outlive a restart of the host.
-    pub blocks: Option<Arc<[[u8; 32]]>>,
+    /// None: its format verifies itself, and blocks do not outlive a restart of the host.
+    pub blocks: Option<Arc<dyn BlockCheck>>,
     /// What errors call it.
     pub path: PathBuf,
 }
@@ -270,7 +270,7 @@ impl Cache {
                 .is_some_and(|blob| blob.strong_count() > 0),
         };
         CacheState {
-            size_bytes: self.shared.used.load(Ordering::Relaxed),
+            size_bytes: self.shared.used(),
             size_bytes_max: self.shared.limits.size_bytes_max,
             blobs: tables.entries.iter().map(state).collect(),
             counts: self.shared.metrics.counts(),
@@ -296,9 +296,8 @@ impl Shared {
         let _ = self.take_stock();
         self.stock_taken.store(true, Ordering::Release);
         loop {
-            let used = self.used.load(Ordering::Relaxed);
-            if used > self.percent(HIGH_WATERMARK_PERCENT) {
-                self.evict(used - self.percent(LOW_WATERMARK_PERCENT));
+            if self.used() > self.percent(HIGH_WATERMARK_PERCENT) {
+                self.evict_to(self.percent(LOW_WATERMARK_PERCENT));
             }
             let keeper = self.keeper_state();
             let waited = self
@@ -343,7 +342,7 @@ impl Shared {
                     }
                     return true;
                 }
-                Err(used) => self.evict((used + bytes).saturating_sub(max)),
+                Err(_) => self.evict_to(max.saturating_sub(bytes)),
             };
         }
         false
@@ -351,7 +350,11 @@ impl Shared {
 
     /// Whether so many bytes more would pass the high watermark: then a fill must stand back.
     pub fn is_nearly_full(&self, bytes: u64) -> bool {
-        self.used.load(Ordering::Relaxed) + bytes > self.percent(HIGH_WATERMARK_PERCENT)
+        self.used() + bytes > self.percent(HIGH_WATERMARK_PERCENT)
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 
     pub fn give_back(&self, bytes: u64) {
@@ -459,17 +462,17 @@ fn check(spec: &BlobSpec) -> Result<Geometry, CacheError> {
     if !is_digest(&spec.digest) {
         return bad(format!("{:?} is not a digest", spec.digest));
     }
-    if spec.block_bytes == 0 || spec.block_bytes > BLOCK_BYTES_MAX || spec.block_bytes % 4096 != 0 {
+    if spec.block_bytes == 0 || spec.block_bytes > BLOCK_BYTES_MAX || !spec.block_bytes.is_multiple_of(4096) {
         return bad(format!("{}: blocks of {} bytes", spec.digest, spec.block_bytes));
     }
     if spec.size_bytes == 0 || spec.size_bytes > BLOB_BYTES_MAX {
         return bad(format!("{}: {} bytes", spec.digest, spec.size_bytes));
     }
     match &spec.blocks {
-        Some(list) if list.len() as u64 != geometry.blocks() => bad(format!(
-            "{}: {} digests for {} blocks",
+        Some(list) if list.blocks() != geometry.blocks() => bad(format!(
+            "{}: {} blocks are listed, and it has {}",
             spec.digest,
-            list.len(),
+            list.blocks(),
             geometry.blocks()
         )),
         _ => Ok(geometry),
