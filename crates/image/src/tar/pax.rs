@@ -52,7 +52,11 @@ impl Overrides {
             if name.is_empty() || name.len() > ATTRIBUTE_NAME_MAX || name.contains(&0) {
                 return Err("the name of an extended attribute is empty, too long or holds a NUL");
             }
-            self.attributes.insert(name.to_vec(), value.to_vec());
+            // An empty value takes the record back, as of every key.
+            match value {
+                b"" => drop(self.attributes.remove(name)),
+                value => drop(self.attributes.insert(name.to_vec(), value.to_vec())),
+            }
             return Ok(());
         }
         match key {
