@@ -85,11 +85,7 @@ pub fn publish(publication: &Publication, progress: &Progress) -> Result<Publish
 /// The digest of the plain bytes, as far as it is known before they are stored.
 type Plain = Option<Digest>;
 
-fn prepare(
-    publication: &Publication,
-    stores: Option<&Stores>,
-    progress: &Progress,
-) -> Result<(Recipe, Plain), Failed> {
+fn prepare(publication: &Publication, stores: Option<&Stores>, progress: &Progress) -> Result<(Recipe, Plain), Failed> {
     let (path, plain) = open(&publication.content)?;
     let compress = publication.compress.map(|algorithm| ZFileOptions {
         algorithm,
@@ -130,7 +126,11 @@ fn sum(recipe: &Recipe, with_blocks: bool, progress: &Progress) -> Result<(Summe
     let mut sums = Sums::new(with_blocks);
     let mut plain = Hasher::new();
     let same = recipe.compress.is_none() && recipe.encrypt.is_none();
-    let mut seen = |chunk: &[u8]| if !same { plain.update(chunk) };
+    let mut seen = |chunk: &[u8]| {
+        if !same {
+            plain.update(chunk)
+        }
+    };
     match recipe.produce(&mut sums, &mut seen, progress) {
         Ok(()) => {}
         Err(Broken::Source(failed)) => return Err(failed),
@@ -162,7 +162,11 @@ fn into_directory(
     };
     let (known, mut hasher) = (plain, Hasher::new());
     let same = recipe.compress.is_none() && recipe.encrypt.is_none();
-    let mut seen = |chunk: &[u8]| if known.is_none() && !same { hasher.update(chunk) };
+    let mut seen = |chunk: &[u8]| {
+        if known.is_none() && !same {
+            hasher.update(chunk)
+        }
+    };
     match recipe.produce(&mut sink, &mut seen, progress) {
         Ok(()) => {}
         Err(Broken::Source(failed)) => return Err(failed),
