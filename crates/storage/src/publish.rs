@@ -102,7 +102,7 @@ fn prepare(publication: &Publication, stores: Option<&Stores>, progress: &Progre
         return Ok((recipe, None));
     }
     let cipher = stores.and_then(Stores::cipher).ok_or(Failed::NoKey)?;
-    let digest = salt(&mut recipe, cipher, progress)?;
+    let digest = choose_key(&mut recipe, cipher, progress)?;
     Ok((recipe, Some(digest)))
 }
 
@@ -114,7 +114,7 @@ fn open(content: &Content) -> Result<(PathBuf, Arc<dyn Blob>), Failed> {
 }
 
 /// The key of a file is derived from the digest of what is encrypted, so that takes a pass of its own.
-fn salt(recipe: &mut Recipe, cipher: Cipher, progress: &Progress) -> Result<Digest, Failed> {
+fn choose_key(recipe: &mut Recipe, cipher: Cipher, progress: &Progress) -> Result<Digest, Failed> {
     let (sums, plain) = sum(recipe, false, progress)?;
     recipe.encrypt = Some((cipher, sums.digest));
     Ok(plain)
