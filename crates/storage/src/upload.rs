@@ -57,10 +57,10 @@ impl Upload<'_> {
         let patience = &self.options.patience;
         let mut journal = Journal::open(self.options.journal_dir, self.sums.digest, patience.deadline)?;
         let there = self.is_there(self.key, self.sums.size_bytes)?;
-        if let Some((key, bytes)) = &self.blocks {
-            if !(there && self.is_there(key, bytes.len() as u64)?) {
-                self.put(key, bytes)?;
-            }
+        if let Some((key, bytes)) = &self.blocks
+            && !(there && self.is_there(key, bytes.len() as u64)?)
+        {
+            self.put(key, bytes)?;
         }
         if !there {
             let etag = match self.sums.size_bytes <= self.part_bytes() {

@@ -29,7 +29,7 @@ fn make_layer(path: &Path) {
         chunk
             .iter_mut()
             .enumerate()
-            .for_each(|(i, byte)| *byte = (i / 512 ^ at) as u8);
+            .for_each(|(i, byte)| *byte = ((i / 512) ^ at) as u8);
         writer.append((at * MIB) as u64, &chunk).unwrap();
     }
     writer.finish().unwrap();

@@ -122,7 +122,7 @@ fn run(publication: &Publication) -> Result<Published, Failed> {
 fn make_layer(path: &Path, data_bytes: usize) {
     let sectors = data_bytes / 512;
     let mut writer = LayerWriter::create(path, 64 << 20, Uuid::NIL).unwrap();
-    let data: Vec<u8> = (0..sectors * 512).map(|i| (i / 97 ^ i / 4096) as u8).collect();
+    let data: Vec<u8> = (0..sectors * 512).map(|i| ((i / 97) ^ (i / 4096)) as u8).collect();
     let half = sectors / 2 * 512;
     writer.append(4096, &data[..half]).unwrap();
     writer.append_zero(16 << 20, 1 << 20).unwrap();

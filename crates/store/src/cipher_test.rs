@@ -30,7 +30,7 @@ impl Blob for Memory {
 }
 
 fn plain(length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i * 131 >> 3) as u8).collect()
+    (0..length).map(|i| ((i * 131) >> 3) as u8).collect()
 }
 
 fn encrypt(bytes: &[u8], piece: usize) -> Vec<u8> {
