@@ -20,6 +20,16 @@ class Crash(BaseException):
     """The process is gone. No handler of errors may see it as one."""
 
 
+class Unsynced(Files):
+    """The real ones without waiting for a disk."""
+
+    def sync(self, path: Path) -> None:
+        assert path.exists()
+
+    def sync_directory(self, path: Path) -> None:
+        assert path.is_dir()
+
+
 @dataclass(frozen=True, slots=True)
 class _Undo:
     directory: Path

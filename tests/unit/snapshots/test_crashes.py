@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 import shutil
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.snapshots.lossy_files import Crash, LossyFiles
+from tests.unit.snapshots.lossy_files import Crash, LossyFiles, Unsynced
 from tests.unit.snapshots.repository_world import Node, content_ids
 
 from agentenv.errors import AenvError, StorageFull
 from agentenv.snapshots import MemoryStore, PosixStore, Store, ids_of
 from agentenv.snapshots.blobs import layer_key, state_key
 from agentenv.snapshots.stores import Entry, Object
-from agentenv.snapshots.stores.files import Files
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,16 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(*arguments, **named)
 
     monkeypatch.setattr(asyncio, "to_thread", at_once)
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: hundreds of lives are made of thousands of files."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="aenv-") as folder:
+        yield Path(folder)
 
 
 class Story:
@@ -158,26 +169,16 @@ async def file_run(tmp_path: Path, crash_at: int | None, *, names: bool, content
     return files.count
 
 
-class Unsynced(Files):
-    """The real ones without waiting for a disk."""
-
-    def sync(self, path: Path) -> None:
-        assert path.exists()
-
-    def sync_directory(self, path: Path) -> None:
-        assert path.is_dir()
-
-
 @pytest.mark.parametrize(
     ("names", "contents"),
     [(False, False), (True, True), (False, True)],
     ids=["process", "power", "power, names kept"],
 )
-async def test_a_crash_at_any_file_operation(tmp_path: Path, names: bool, contents: bool) -> None:
-    count = await file_run(tmp_path / "w", None, names=names, contents=contents)
+async def test_a_crash_at_any_file_operation(memory_path: Path, names: bool, contents: bool) -> None:
+    count = await file_run(memory_path / "w", None, names=names, contents=contents)
     assert count > 80
     for number in range(1, count + 1):
-        await file_run(tmp_path / "w", number, names=names, contents=contents)
+        await file_run(memory_path / "w", number, names=names, contents=contents)
 
 
 class FullDisk(LossyFiles):
@@ -193,31 +194,31 @@ class FullDisk(LossyFiles):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_a_full_disk_at_any_file_operation_is_told_and_harms_nothing(tmp_path: Path) -> None:
-    count = await file_run(tmp_path / "w", None, names=False, contents=False)
+async def test_a_full_disk_at_any_file_operation_is_told_and_harms_nothing(memory_path: Path) -> None:
+    count = await file_run(memory_path / "w", None, names=False, contents=False)
     for number in range(1, count + 1):
-        shutil.rmtree(tmp_path / "w", ignore_errors=True)
+        shutil.rmtree(memory_path / "w", ignore_errors=True)
         story = Story()
-        files = FullDisk(tmp_path / "w" / "backup", number)
-        node = Node("node-a", PosixStore(tmp_path / "w" / "repository", files), tmp_path / "w" / "state")
+        files = FullDisk(memory_path / "w" / "backup", number)
+        node = Node("node-a", PosixStore(memory_path / "w" / "repository", files), memory_path / "w" / "state")
         await node.repository.load()
         with pytest.raises(StorageFull):
             await story.tell(node)
         # The same process goes on.
-        node.store = PosixStore(tmp_path / "w" / "repository", Unsynced())
+        node.store = PosixStore(memory_path / "w" / "repository", Unsynced())
         await node.restart()
         await check(node, story)
 
 
 @pytest.mark.parametrize("unsynced", ["sync", "sync_directory"])
-async def test_a_forgotten_sync_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsynced: str) -> None:
+async def test_a_forgotten_sync_is_found(memory_path: Path, monkeypatch: pytest.MonkeyPatch, unsynced: str) -> None:
     """The worlds of this file are worth something: without one kind of sync they fail."""
     monkeypatch.setattr(LossyFiles, unsynced, lambda self, path: self._step())
-    count = await file_run(tmp_path / "w", None, names=True, contents=True)
+    count = await file_run(memory_path / "w", None, names=True, contents=True)
 
     async def everywhere() -> None:
         for number in range(1, count + 1):
-            await file_run(tmp_path / "w", number, names=True, contents=True)
+            await file_run(memory_path / "w", number, names=True, contents=True)
 
     with pytest.raises((AssertionError, AenvError)):
         await everywhere()

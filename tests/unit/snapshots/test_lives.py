@@ -6,6 +6,7 @@ snapshot, fork (a commit over shared layers), start and end of a sandbox, delete
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.unit.snapshots.lossy_files import Unsynced
 from tests.unit.snapshots.repository_world import Node, content_ids
-from tests.unit.snapshots.test_crashes import Unsynced
 
 from agentenv.clock import FakeClock
 from agentenv.errors import TemplateNotFound
@@ -66,7 +67,7 @@ class Lives(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
         self.store = self.make_store(Path(self.folder.name))
@@ -78,7 +79,7 @@ class Lives(RuleBasedStateMachine):
         async def sleep(seconds: float) -> None:
             self.clock.advance(seconds)
 
-        node = Node(name, self.store, Path(self.folder.name) / name, Timing(self.clock.monotonic, sleep))
+        node = Node(name, self.store, Path(self.folder.name) / name, Timing(self.clock.monotonic, sleep), Unsynced())
         self.loop.run_until_complete(node.repository.load())
         return node
 
