@@ -16,7 +16,7 @@ readonly PYTHON_MIN=3.11
 readonly UV_MIN=0.5.0
 readonly UV_PINNED=0.9.0
 readonly FREE_GIB_MIN=8
-readonly HOST_BINARIES="aenv-blockd aenv-proxy aenv-launch aenv-storage"
+readonly HOST_BINARIES="aenv-blockd aenv-proxy aenv-launch aenv-storage aenv-image"
 readonly STATIC_TARGET=x86_64-unknown-linux-gnu
 # command=Debian package, and file=Debian package. gcc links the Rust programs; libc6-dev holds the static C library of
 # the guest's daemon. mmdebstrap checks what it downloads against debian-archive-keyring. busybox is a guest of tests.
