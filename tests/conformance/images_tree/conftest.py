@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from umoci_bench import Bench
-
 from tests.host import built
+from umoci_bench import Bench
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Layers = list[bytes]
 Case = Callable[[Path], Layers]
@@ -28,9 +29,10 @@ class Layer:
 
     def __init__(self, tar_format: int = tarfile.PAX_FORMAT) -> None:
         self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w", format=tar_format, encoding="utf-8")
+        self._tar = tarfile.TarFile(fileobj=self._buffer, mode="w", format=tar_format, encoding="utf-8")
 
-    def add(self, name: str, kind: bytes, data: bytes | None = None, **fields: object) -> Layer:
+    def add(self, name: str, kind: bytes, data: bytes | None = None, **fields: Any) -> Layer:
+        """Any entry; `fields` are those of `TarInfo`."""
         member = tarfile.TarInfo(name)
         member.type = kind
         member.mtime = 1_600_000_000
@@ -42,13 +44,13 @@ class Layer:
         self._tar.addfile(member, io.BytesIO(data) if data is not None else None)
         return self
 
-    def file(self, name: str, data: bytes = b"", **fields: object) -> Layer:
+    def file(self, name: str, data: bytes = b"", **fields: Any) -> Layer:
         return self.add(name, tarfile.REGTYPE, data, **fields)
 
-    def folder(self, name: str, **fields: object) -> Layer:
+    def folder(self, name: str, **fields: Any) -> Layer:
         return self.add(name, tarfile.DIRTYPE, **fields)
 
-    def symlink(self, name: str, target: str, **fields: object) -> Layer:
+    def symlink(self, name: str, target: str, **fields: Any) -> Layer:
         return self.add(name, tarfile.SYMTYPE, linkname=target, **fields)
 
     def hard_link(self, name: str, target: str) -> Layer:

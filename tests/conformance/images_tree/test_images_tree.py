@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tar_cases import CASES, Layer, sparse_archive
@@ -97,11 +98,11 @@ def test_a_stop_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
-def _failure(bench: Bench, *arguments: str) -> dict[str, object]:
+def _failure(bench: Bench, *arguments: str) -> dict[str, Any]:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         bench.run(*arguments)
     assert caught.value.returncode == 1
-    error: dict[str, object] = json.loads(caught.value.stderr.splitlines()[-1])["error"]
+    error: dict[str, Any] = json.loads(caught.value.stderr.splitlines()[-1])["error"]
     return error
 
 

@@ -1,7 +1,7 @@
 """What two unpackers made of the same layers, as records that can be compared.
 
-Owns: reading a folder that umoci unpacked, and reading the archive that `aenv-image dump` writes. A file is one record under
-each of its paths; the paths of one file are a part of the record, so that hard links are compared too.
+Owns: reading a folder that umoci unpacked, and reading the archive that `aenv-image dump` writes. A file is one record
+under each of its paths; the paths of one file are a part of the record, so that hard links are compared too.
 """
 
 from __future__ import annotations
@@ -139,5 +139,5 @@ def _with_links(tree: Tree, groups: list[list[str]]) -> Tree:
 
 
 def without_times(tree: Tree, paths: set[str]) -> Tree:
-    """The tree without the times of these paths, for folders that no layer names: an unpacker may date them as it likes."""
+    """The tree without the times of these paths: an unpacker dates folders that no layer names as it likes."""
     return {path: replace(record, mtime_ns=None) if path in paths else record for path, record in tree.items()}

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,11 @@ class Bench:
     def _umoci(self, *arguments: str) -> None:
         # Folders that no layer names get the modes of the mask.
         subprocess.run(
-            ["umoci", *arguments], check=True, capture_output=True, timeout=_DEADLINE_S, preexec_fn=lambda: os.umask(0o22)
+            ["umoci", *arguments],
+            check=True,
+            capture_output=True,
+            timeout=_DEADLINE_S,
+            umask=0o22,
         )
 
 
