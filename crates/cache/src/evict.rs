@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use crate::cache::Shared;
 use crate::entry::Entry;
 use crate::limits::CLOCK_TURNS_MAX;
 use crate::metrics::add;
+use crate::shared::Shared;
 
 /// Where the hand stands. Its lock is held by whoever evicts: two at a time would only free twice as much.
 #[derive(Debug, Default)]

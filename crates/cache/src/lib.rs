@@ -48,6 +48,7 @@ mod origin;
 mod patience;
 mod read_ahead;
 mod sha256;
+mod shared;
 mod stock;
 mod trace;
 

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{SeekFrom, seek};
 
-use crate::cache::Shared;
 use crate::claim::Look;
 use crate::entry::{Entry, Files, data_path, list_path};
 use crate::limits::CANCEL_LOOK;
+use crate::shared::Shared;
 
 impl Shared {
     /// Learns of every blob that earlier processes cached, removes what belongs to none, and punches data without a bit.
