@@ -16,13 +16,14 @@ readonly PYTHON_MIN=3.11
 readonly UV_MIN=0.5.0
 readonly UV_PINNED=0.9.0
 readonly FREE_GIB_MIN=8
-readonly HOST_BINARIES="aenv-blockd aenv-proxy aenv-launch aenv-storage"
+readonly HOST_BINARIES="aenv-blockd aenv-proxy aenv-launch aenv-storage aenv-image"
 readonly STATIC_TARGET=x86_64-unknown-linux-gnu
 # command=Debian package, and file=Debian package. gcc links the Rust programs; libc6-dev holds the static C library of
-# the guest's daemon. mmdebstrap checks what it downloads against debian-archive-keyring. busybox is a guest of tests.
+# the guest's daemon. mmdebstrap checks what it downloads against debian-archive-keyring. busybox is a guest of tests;
+# umoci is what our image layers are compared with. aenv-image uses libext2fs, which comes with e2fsprogs.
 readonly TOOLS="
 qemu-system-x86_64=qemu-system-x86 mke2fs=e2fsprogs e2fsck=e2fsprogs ip=iproute2 nft=nftables
-mmdebstrap=mmdebstrap zstd=zstd gcc=gcc strip=binutils"
+mmdebstrap=mmdebstrap zstd=zstd gcc=gcc strip=binutils umoci=umoci"
 readonly FILES="
 /usr/lib/x86_64-linux-gnu/libc.a=libc6-dev /etc/ssl/certs/ca-certificates.crt=ca-certificates
 /usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring /bin/busybox=busybox-static"

@@ -19,6 +19,7 @@ from typing import Final
 
 import httpx
 import pytest
+
 from tests.support.oci import BuiltImage, digest_of
 
 USER: Final = "user"

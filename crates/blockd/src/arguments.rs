@@ -275,9 +275,11 @@ pub fn keeper(arguments: impl Iterator<Item = String>) -> Result<KeeperArguments
         }),
         false => None,
     };
+    let settings = options.settings()?;
     Ok(KeeperArguments {
         folders: options.folders()?,
-        serve_options: options.settings()?.options(),
+        serve_options: settings.options(),
+        cache_dir: settings.remote.map(|remote| remote.cache_dir),
         adopted,
     })
 }

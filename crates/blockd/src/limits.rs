@@ -92,3 +92,17 @@ pub const DISK_OUTAGE: Duration = Duration::from_secs(60);
 
 /// Smallest cache: readers, prefetch and fill each need room for what they are fetching.
 pub const CACHE_SIZE_BYTES_MIN: u64 = 16 << 20;
+
+/// Threads of a mount inside handlers of exports with remote layers; the rest always serves local ones. And the bytes of
+/// such requests that wait for one of them.
+pub const REMOTE_RUNNING_MAX: usize = SERVE_THREADS_MAX - 16;
+pub const REMOTE_WAITING_BYTES_MAX: usize = 64 << 20;
+
+/// How long an operation of the control socket waits for a store: less than the 30 s that its client waits for it.
+pub const OPERATION_OUTAGE: Duration = Duration::from_secs(25);
+
+/// Descriptors opened at a time for a prefetch or a fill; each may cost a request for its block list.
+pub const PREPARE_THREADS_MAX: usize = 16;
+
+/// Blobs in an answer of `cache`, which must fit in a frame.
+pub const BLOBS_LISTED_MAX: usize = 4096;

@@ -21,6 +21,7 @@ mod fuse;
 mod keeper;
 mod limits;
 mod process;
+mod remote;
 mod serve;
 mod signals;
 mod standing;
@@ -38,13 +39,16 @@ fn main() -> ExitCode {
     match arguments.next().as_deref() {
         Some("keeper") => match arguments::keeper(arguments) {
             Ok(parsed) => exit("keeper", keeper::run(parsed), |error| {
-                matches!(error, keeper::KeeperError::InUse(_))
+                matches!(
+                    error,
+                    keeper::KeeperError::InUse(_) | keeper::KeeperError::CacheInUse(_)
+                )
             }),
             Err(error) => bad_usage(&error),
         },
         Some("serve") => match arguments::serve(arguments) {
             Ok(parsed) => exit("serve", serve::run(parsed), |error| {
-                matches!(error, serve::ServeError::InUse(_))
+                matches!(error, serve::ServeError::InUse(_) | serve::ServeError::Cache(_))
             }),
             Err(error) => bad_usage(&error),
         },

@@ -21,6 +21,7 @@ use crate::export::{ExportError, Exports};
 use crate::fuse::{Channel, Session};
 use crate::limits::{CONTROL_RETRY, LOCK_WAIT};
 use crate::process::{Backoff, Lock, LockError, Peer, be_called, start_self, write_record};
+use crate::remote::Remote;
 use crate::stats::Counters;
 
 /// Command line of blockd, which only the keeper writes.
@@ -38,6 +39,8 @@ pub struct ServeArguments {
 pub enum ServeError {
     #[error("this state folder is in use")]
     InUse(#[source] LockError),
+    #[error("blocks of remote blobs cannot be cached")]
+    Cache(#[source] aenv_cache::CacheError),
     #[error(transparent)]
     Exports(#[from] ExportError),
     #[error("cannot {step}")]
@@ -62,7 +65,8 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     let _lock = Lock::take(&folders.serve_lock(), LOCK_WAIT).map_err(ServeError::InUse)?;
     be_called(c"aenv-blockd");
     crate::standing::orders();
-    let exports = Arc::new(Exports::load(&folders.state)?);
+    let remote = start_remote(&settings)?;
+    let exports = Arc::new(Exports::load(&folders.state, remote)?);
     let counters = Arc::new(Counters::default());
     let session = |kind, descriptor| {
         Session::new(
@@ -108,6 +112,17 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     .map_err(system("serve the control socket"))?;
     wait_for_the_end(&daemon, &stop, &folders);
     Ok(())
+}
+
+/// A blockd that was killed a moment ago may still hold the cache's folder.
+fn start_remote(settings: &Settings) -> Result<Arc<Remote>, ServeError> {
+    let end = Instant::now() + LOCK_WAIT;
+    loop {
+        match Remote::start(settings) {
+            Err(_) if Instant::now() < end => std::thread::sleep(std::time::Duration::from_millis(1)),
+            started => return started.map_err(ServeError::Cache),
+        }
+    }
 }
 
 /// Opens the control socket, as often as it takes: the folder may be full for a while.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::blob::CachedBlob;
-use crate::cache::{Cache, Shared};
+use crate::cache::Cache;
 use crate::claim::Look;
 use crate::error::CacheError;
 use crate::fetch::Download;
@@ -19,6 +19,7 @@ use crate::limits::{
     READ_AHEAD_QUEUE_MAX, READ_AHEAD_SHARE,
 };
 use crate::patience::Patience;
+use crate::shared::Shared;
 use crate::trace::Trace;
 
 /// How long background work may wait for a store, whatever its attempts do.

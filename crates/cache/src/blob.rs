@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use aenv_layers::{Blob, Damage};
 
-use crate::cache::{BlobSpec, Shared};
+use crate::cache::BlobSpec;
 use crate::claim::{Claim, Look};
 use crate::entry::{Entry, Files};
 use crate::error::CacheError;
@@ -19,6 +19,7 @@ use crate::metrics::add;
 use crate::origin::Origin;
 use crate::patience::Patience;
 use crate::read_ahead::ReadAhead;
+use crate::shared::Shared;
 
 /// A remote blob, read through the cache. Shared by all who have it open.
 #[derive(Debug)]

@@ -1,26 +1,23 @@
 //! The cache as a whole: its folder, its blobs, its room.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-use crate::sha256::sha256;
-
-use crate::background::Background;
 use crate::blob::CachedBlob;
 use crate::entry::{Entry, list_path};
 use crate::error::CacheError;
-use crate::evict::Clock;
 use crate::file_ops::{FileOps, SystemOps, write_all};
-use crate::limits::{BLOB_BYTES_MAX, BLOCK_BYTES_MAX, HIGH_WATERMARK_PERCENT, LOW_WATERMARK_PERCENT};
+use crate::limits::{BLOB_BYTES_MAX, BLOCK_BYTES_MAX};
 use crate::map_file::{BootId, Geometry};
-use crate::metrics::{Counts, Metrics};
-use crate::origin::Origin;
+use crate::metrics::Counts;
+use crate::origin::{BlockCheck, Origin};
+use crate::sha256::sha256;
+use crate::shared::Shared;
 use crate::stock::is_digest;
-use crate::trace::{Trace, TraceError, Tracer};
+use crate::trace::{Trace, TraceError};
 
 /// How much the cache may hold.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +34,8 @@ pub struct BlobSpec {
     pub size_bytes: u64,
     /// A multiple of 4096.
     pub block_bytes: u64,
-    /// sha256 of each block. None: its format verifies itself, and blocks do not outlive a restart of the host.
-    pub blocks: Option<Arc<[[u8; 32]]>>,
+    /// None: its format verifies itself, and blocks do not outlive a restart of the host.
+    pub blocks: Option<Arc<dyn BlockCheck>>,
     /// What errors call it.
     pub path: PathBuf,
 }
@@ -65,41 +62,6 @@ pub struct BlobState {
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
     keeper: Option<std::thread::JoinHandle<()>>,
-}
-
-/// What blobs and threads share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub dir: PathBuf,
-    pub ops: Arc<dyn FileOps>,
-    pub metrics: Metrics,
-    pub background: Background,
-    pub tracer: Tracer,
-    pub clock: Mutex<Clock>,
-    pub stock_taken: AtomicBool,
-    /// Readers that are fetching: fills stand back while there are any.
-    pub foreground: AtomicUsize,
-    limits: CacheLimits,
-    boot: BootId,
-    tables: Mutex<Tables>,
-    used: AtomicU64,
-    keeper: Mutex<Keeper>,
-    keeper_called: Condvar,
-    _lock: File,
-}
-
-#[derive(Debug, Default)]
-struct Tables {
-    /// In the order in which the clock's hand visits them.
-    entries: Vec<Arc<Entry>>,
-    by_digest: HashMap<String, Arc<Entry>>,
-    open: HashMap<String, Weak<CachedBlob>>,
-}
-
-#[derive(Debug, Default)]
-struct Keeper {
-    stop: bool,
-    room_wanted: bool,
 }
 
 impl Cache {
@@ -136,23 +98,7 @@ impl Cache {
         }
         // Without holes an eviction would give nothing back, and the folder would outgrow every limit.
         check_holes(&dir.join("probe")).map_err(failed("punch holes into files of"))?;
-        let shared = Arc::new(Shared {
-            dir: dir.to_owned(),
-            ops,
-            metrics: Metrics::default(),
-            background: Background::default(),
-            tracer: Tracer::default(),
-            clock: Mutex::default(),
-            stock_taken: AtomicBool::new(false),
-            foreground: AtomicUsize::new(0),
-            limits,
-            boot,
-            tables: Mutex::default(),
-            used: AtomicU64::new(0),
-            keeper: Mutex::default(),
-            keeper_called: Condvar::new(),
-            _lock: lock,
-        });
+        let shared = Arc::new(Shared::new(dir.to_owned(), lock, limits, ops, boot));
         let keeper = std::thread::Builder::new()
             .name("cache-keeper".to_owned())
             .stack_size(256 << 10);
@@ -270,7 +216,7 @@ impl Cache {
                 .is_some_and(|blob| blob.strong_count() > 0),
         };
         CacheState {
-            size_bytes: self.shared.used.load(Ordering::Relaxed),
+            size_bytes: self.shared.used(),
             size_bytes_max: self.shared.limits.size_bytes_max,
             blobs: tables.entries.iter().map(state).collect(),
             counts: self.shared.metrics.counts(),
@@ -280,162 +226,10 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        self.shared.keeper_state().stop = true;
-        self.shared.keeper_called.notify_all();
-        self.shared.background.stop();
+        self.shared.stop();
         if let Some(keeper) = self.keeper.take() {
             let _ = keeper.join();
         }
-    }
-}
-
-impl Shared {
-    /// The keeper thread.
-    fn keep(&self) {
-        // A folder that cannot be listed: what is in it is not counted, and the next process tries again.
-        let _ = self.take_stock();
-        self.stock_taken.store(true, Ordering::Release);
-        loop {
-            let used = self.used.load(Ordering::Relaxed);
-            if used > self.percent(HIGH_WATERMARK_PERCENT) {
-                self.evict(used - self.percent(LOW_WATERMARK_PERCENT));
-            }
-            let keeper = self.keeper_state();
-            let waited = self
-                .keeper_called
-                .wait_while(keeper, |keeper| !keeper.stop && !keeper.room_wanted);
-            let mut keeper = waited.unwrap_or_else(PoisonError::into_inner);
-            if keeper.stop {
-                return;
-            }
-            keeper.room_wanted = false;
-        }
-    }
-
-    fn percent(&self, percent: u64) -> u64 {
-        (u128::from(self.limits.size_bytes_max) * u128::from(percent) / 100) as u64
-    }
-
-    fn keeper_state(&self) -> MutexGuard<'_, Keeper> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn size_bytes_max(&self) -> u64 {
-        self.limits.size_bytes_max
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.keeper_state().stop
-    }
-
-    /// Room for so many bytes, made by eviction if need be. False: all that could go is in use.
-    pub fn take_room(&self, bytes: u64) -> bool {
-        for _ in 0..3 {
-            let max = self.limits.size_bytes_max;
-            let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|sum| *sum <= max)
-            });
-            match taken {
-                Ok(before) => {
-                    if before + bytes > self.percent(HIGH_WATERMARK_PERCENT) {
-                        self.keeper_state().room_wanted = true;
-                        self.keeper_called.notify_all();
-                    }
-                    return true;
-                }
-                Err(used) => self.evict((used + bytes).saturating_sub(max)),
-            };
-        }
-        false
-    }
-
-    /// Whether so many bytes more would pass the high watermark: then a fill must stand back.
-    pub fn is_nearly_full(&self, bytes: u64) -> bool {
-        self.used.load(Ordering::Relaxed) + bytes > self.percent(HIGH_WATERMARK_PERCENT)
-    }
-
-    pub fn give_back(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    pub fn entries(&self) -> Vec<Arc<Entry>> {
-        self.tables().entries.clone()
-    }
-
-    pub fn entry(&self, digest: &str) -> Option<Arc<Entry>> {
-        self.tables().by_digest.get(digest).cloned()
-    }
-
-    /// Takes up what an earlier process left of a blob, or removes it where it is of no use.
-    pub fn know(&self, digest: &str) -> io::Result<()> {
-        let mut tables = self.tables();
-        if tables.by_digest.contains_key(digest) {
-            return Ok(());
-        }
-        match Entry::load(self.ops.as_ref(), &self.dir, digest, &self.boot)? {
-            Some(entry) => {
-                self.insert(&mut tables, entry);
-                Ok(())
-            }
-            None => self.remove_files(digest),
-        }
-    }
-
-    /// Forgets a blob of which nothing is cached and that nobody has open.
-    pub fn remove_if_empty(&self, entry: &Arc<Entry>) {
-        let mut tables = self.tables();
-        let is_open = tables
-            .open
-            .get(&entry.digest)
-            .is_some_and(|blob| blob.strong_count() > 0);
-        if !is_open && entry.cached_bytes() == 0 {
-            self.drop_entry(&mut tables, entry);
-        }
-    }
-
-    fn entry_for(&self, tables: &mut Tables, digest: &str, geometry: Geometry) -> io::Result<Arc<Entry>> {
-        if let Some(entry) = tables.by_digest.get(digest).cloned() {
-            if entry.geometry == geometry {
-                return Ok(entry);
-            }
-            // Cached in blocks of another size, by an older version: not worth translating.
-            self.drop_entry(tables, &entry);
-        } else if let Some(entry) = Entry::load(self.ops.as_ref(), &self.dir, digest, &self.boot)?
-            && entry.geometry == geometry
-        {
-            return Ok(self.insert(tables, entry));
-        }
-        let entry = Entry::create(self.ops.as_ref(), &self.dir, digest, geometry, &self.boot)?;
-        Ok(self.insert(tables, entry))
-    }
-
-    fn insert(&self, tables: &mut Tables, entry: Entry) -> Arc<Entry> {
-        let entry = Arc::new(entry);
-        self.used.fetch_add(entry.cached_bytes(), Ordering::Relaxed);
-        tables.by_digest.insert(entry.digest.clone(), entry.clone());
-        tables.entries.push(entry.clone());
-        entry
-    }
-
-    fn drop_entry(&self, tables: &mut Tables, entry: &Arc<Entry>) {
-        let same = tables
-            .by_digest
-            .get(&entry.digest)
-            .is_some_and(|known| Arc::ptr_eq(known, entry));
-        if !same {
-            return;
-        }
-        self.give_back(entry.cached_bytes());
-        tables.by_digest.remove(&entry.digest);
-        tables.open.remove(&entry.digest);
-        tables.entries.retain(|other| !Arc::ptr_eq(other, entry));
-        // What stays of the files is found by the next stock-taking.
-        let _ = self.remove_files(&entry.digest);
-    }
-
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        // Every change of the tables is one call of a map; the worst that a panic leaves is a blob that is fetched again.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -459,17 +253,17 @@ fn check(spec: &BlobSpec) -> Result<Geometry, CacheError> {
     if !is_digest(&spec.digest) {
         return bad(format!("{:?} is not a digest", spec.digest));
     }
-    if spec.block_bytes == 0 || spec.block_bytes > BLOCK_BYTES_MAX || spec.block_bytes % 4096 != 0 {
+    if spec.block_bytes == 0 || spec.block_bytes > BLOCK_BYTES_MAX || !spec.block_bytes.is_multiple_of(4096) {
         return bad(format!("{}: blocks of {} bytes", spec.digest, spec.block_bytes));
     }
     if spec.size_bytes == 0 || spec.size_bytes > BLOB_BYTES_MAX {
         return bad(format!("{}: {} bytes", spec.digest, spec.size_bytes));
     }
     match &spec.blocks {
-        Some(list) if list.len() as u64 != geometry.blocks() => bad(format!(
-            "{}: {} digests for {} blocks",
+        Some(list) if list.blocks() != geometry.blocks() => bad(format!(
+            "{}: {} blocks are listed, and it has {}",
             spec.digest,
-            list.len(),
+            list.blocks(),
             geometry.blocks()
         )),
         _ => Ok(geometry),

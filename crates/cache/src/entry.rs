@@ -150,7 +150,7 @@ impl Entry {
             let run = u64::from((bits(&self.words[word_of(at)]) >> (at % 64)).trailing_ones());
             at += run;
             // A run that ends inside its word ends.
-            if run == 0 || at % 64 != 0 {
+            if run == 0 || !at.is_multiple_of(64) {
                 break;
             }
         }

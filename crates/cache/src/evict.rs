@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use crate::cache::Shared;
 use crate::entry::Entry;
 use crate::limits::CLOCK_TURNS_MAX;
 use crate::metrics::add;
+use crate::shared::Shared;
 
 /// Where the hand stands. Its lock is held by whoever evicts: two at a time would only free twice as much.
 #[derive(Debug, Default)]
@@ -18,6 +18,18 @@ impl Shared {
     /// Gives at least `wanted` bytes back, unless all that is left is in use. Returns how many.
     pub fn evict(&self, wanted: u64) -> u64 {
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turn(&mut clock, wanted)
+    }
+
+    /// Evicts until at most `target` bytes are used. Of several that want room at the same time, the second finds that
+    /// the first has made it.
+    pub fn evict_to(&self, target: u64) {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = self.used().saturating_sub(target);
+        self.turn(&mut clock, wanted);
+    }
+
+    fn turn(&self, clock: &mut Clock, wanted: u64) -> u64 {
         let entries = self.entries();
         let words: usize = entries.iter().map(|entry| entry.words()).sum();
         let mut freed = 0;

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::sha256::sha256;
 use bytes::{Bytes, BytesMut};
 
 use crate::blob::CachedBlob;
@@ -11,7 +10,8 @@ use crate::claim::Claim;
 use crate::error::CacheError;
 use crate::file_ops::write_all;
 use crate::limits::{
-    ATTEMPT_TIMEOUT, BACKOFF_FIRST, BACKOFF_MAX, CANCEL_LOOK, LINE_BYTES_PER_S_MIN, REFUSALS_MAX, WRONG_BYTES_MAX,
+    ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT_MIN, BACKOFF_FIRST, BACKOFF_MAX, CANCEL_LOOK, LINE_BYTES_PER_S_MIN, REFUSALS_MAX,
+    WRONG_BYTES_MAX,
 };
 use crate::metrics::add;
 use crate::origin::{OriginError, OriginErrorKind};
@@ -36,6 +36,21 @@ impl<'a> Download<'a> {
             begun: Instant::now(),
             failed_attempts: 0,
             refusals: 0,
+        }
+    }
+
+    /// Makes attempts until one succeeds or no more is due; returns the last one's error. `length` bytes are expected.
+    fn attempt<T>(
+        &mut self,
+        length: u64,
+        mut work: impl FnMut(Duration) -> Result<T, OriginError>,
+    ) -> Result<T, OriginError> {
+        loop {
+            let time = timeout(length).min(self.patience.left()).max(ATTEMPT_TIMEOUT_MIN);
+            match work(time) {
+                Err(error) if self.goes_on(error.kind) => {}
+                outcome => return outcome,
+            }
         }
     }
 
@@ -86,6 +101,14 @@ impl<'a> Download<'a> {
             }
         }
     }
+}
+
+/// Asks a store for something of about `length` bytes that is not a blob's block, in the way in which blocks are asked
+/// for: again and again, for as long as the thread's patience lasts. `work` makes one attempt within the given time.
+///
+/// Errors: that of the last attempt.
+pub fn attempt_until<T>(length: u64, work: impl FnMut(Duration) -> Result<T, OriginError>) -> Result<T, OriginError> {
+    Download::new(&Patience::current(), None).attempt(length, work)
 }
 
 /// Between half and the whole of a time that doubles.
@@ -159,24 +182,19 @@ impl CachedBlob {
     fn download(&self, blocks: &Range<u64>, download: &mut Download<'_>) -> Result<Bytes, CacheError> {
         let range = blocks.start * self.geometry().block_bytes..self.geometry().end_of(blocks.end - 1);
         let length = range.end - range.start;
-        loop {
-            let time = timeout(length)
-                .min(download.patience.left())
-                .max(Duration::from_millis(1));
-            let error = match self.origin.read(range.start, length, time) {
-                Ok(bytes) if bytes.len() as u64 == length => {
-                    add(&self.shared.metrics.bytes_from_store, length);
-                    return Ok(bytes);
-                }
-                Ok(bytes) => OriginError {
-                    kind: OriginErrorKind::Transient,
-                    source: format!("{} bytes came instead of {length}", bytes.len()).into(),
-                },
-                Err(error) => error,
-            };
-            if !download.goes_on(error.kind) {
-                return Err(download.gave_up(self, &range, error));
+        let outcome = download.attempt(length, |time| match self.origin.read(range.start, length, time) {
+            Ok(bytes) if bytes.len() as u64 != length => Err(OriginError {
+                kind: OriginErrorKind::Transient,
+                source: format!("{} bytes came instead of {length}", bytes.len()).into(),
+            }),
+            answer => answer,
+        });
+        match outcome {
+            Ok(bytes) => {
+                add(&self.shared.metrics.bytes_from_store, length);
+                Ok(bytes)
             }
+            Err(error) => Err(download.gave_up(self, &range, error)),
         }
     }
 
@@ -196,10 +214,7 @@ impl CachedBlob {
 
     /// Whether these are the bytes of that block. Without a list of digests that is for the format to say.
     pub(crate) fn is_right(&self, block: u64, bytes: &[u8]) -> bool {
-        self.spec
-            .blocks
-            .as_ref()
-            .is_none_or(|list| sha256(bytes) == list[block as usize])
+        self.spec.blocks.as_ref().is_none_or(|list| list.is_right(block, bytes))
     }
 
     /// Writes claimed blocks to the data file, then their bits. Without room, or on a disk that fails, nothing is stored

@@ -45,6 +45,8 @@ pub const TRACE_GAP_BLOCKS_MAX: u64 = 1;
 
 /// One attempt at a store: this long, and longer by what a slow line needs for its bytes.
 pub const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(8);
+/// The last attempt of a reader whose time is over: long enough for an answer that is on its way already.
+pub const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(20);
 pub const LINE_BYTES_PER_S_MIN: u64 = 512 << 10;
 
 /// Pause before the next attempt: doubled each time, half of it at random, so that readers do not come all at once.

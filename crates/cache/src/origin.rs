@@ -10,6 +10,14 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     fn read(&self, offset: u64, length: u64, timeout: Duration) -> Result<Bytes, OriginError>;
 }
 
+/// What every block of a blob must be.
+pub trait BlockCheck: Send + Sync + std::fmt::Debug {
+    /// Blocks of the blob.
+    fn blocks(&self) -> u64;
+    /// Whether these are the bytes of that block, all of them.
+    fn is_right(&self, block: u64, bytes: &[u8]) -> bool;
+}
+
 /// Whether trying again can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OriginErrorKind {

@@ -41,8 +41,11 @@ impl Patience {
     }
 
     /// That of the current thread.
-    pub(crate) fn current() -> Patience {
-        let current = CURRENT.with_borrow(Clone::clone);
+    pub fn current() -> Patience {
+        let current = CURRENT.with_borrow(|current| match current {
+            Some(Current { patience, adopted }) if !adopted || !patience.left().is_zero() => Some(patience.clone()),
+            _ => None,
+        });
         current.unwrap_or_else(|| Patience::lasting(DEFAULT, None))
     }
 
@@ -55,20 +58,44 @@ impl Patience {
     }
 }
 
+/// What was said to a thread.
+#[derive(Debug)]
+struct Current {
+    patience: Patience,
+    adopted: bool,
+}
+
 thread_local! {
-    static CURRENT: RefCell<Option<Patience>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
 /// Runs `work` so that its reads of cached blobs, in this thread, give up as `patience` says.
 pub fn with_patience<T>(patience: Patience, work: impl FnOnce() -> T) -> T {
-    struct Restore(Option<Patience>);
+    struct Restore(Option<Current>);
     impl Drop for Restore {
         fn drop(&mut self) {
             CURRENT.set(self.0.take());
         }
     }
-    let _restore = Restore(CURRENT.replace(Some(patience)));
+    let current = Current {
+        patience,
+        adopted: false,
+    };
+    let _restore = Restore(CURRENT.replace(Some(current)));
     work()
+}
+
+/// Gives a thread that has no patience yet this one until its deadline: for threads that somebody between the reader and
+/// the cache starts for one piece of work.
+pub fn adopt_patience(patience: Patience) {
+    CURRENT.with_borrow_mut(|current| {
+        if current.as_ref().is_none_or(|current| current.adopted) {
+            *current = Some(Current {
+                patience,
+                adopted: true,
+            });
+        }
+    });
 }
 
 #[cfg(test)]
@@ -84,6 +111,18 @@ mod test {
             assert_eq!(Patience::current().left(), Duration::ZERO);
         });
         assert!(!Patience::current().is_cancelled());
+        assert!(Patience::current().left() > Duration::from_secs(1));
+    }
+
+    #[test]
+    fn an_adopted_patience_gives_way_to_a_given_one_and_ends_with_its_deadline() {
+        adopt_patience(Patience::lasting(Duration::from_secs(1000), None));
+        assert!(Patience::current().left() > Duration::from_secs(900));
+        with_patience(Patience::lasting(Duration::from_secs(5), None), || {
+            adopt_patience(Patience::lasting(Duration::from_secs(1000), None));
+            assert!(Patience::current().left() <= Duration::from_secs(5));
+        });
+        adopt_patience(Patience::lasting(Duration::ZERO, None));
         assert!(Patience::current().left() > Duration::from_secs(1));
     }
 }

@@ -10,9 +10,10 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{SeekFrom, seek};
 
-use crate::cache::Shared;
 use crate::claim::Look;
 use crate::entry::{Entry, Files, data_path, list_path};
+use crate::limits::CANCEL_LOOK;
+use crate::shared::Shared;
 
 impl Shared {
     /// Learns of every blob that earlier processes cached, removes what belongs to none, and punches data without a bit.
@@ -73,7 +74,10 @@ impl Shared {
                         first = claim.blocks.end;
                     }
                     Look::Suspect(claim) => first = claim.blocks.end,
-                    Look::Present | Look::Busy => first += 1,
+                    Look::Present => first += 1,
+                    // Fetched at this moment: it will be present, or waste again.
+                    Look::Busy if !self.is_stopping() => entry.wait_for(first, CANCEL_LOOK),
+                    Look::Busy => return Ok(()),
                 }
             }
         }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::cache::{BlobSpec, Cache, CacheLimits};
 use crate::error::CacheError;
 use crate::file_ops::FileOps;
-use crate::origin::{Origin, OriginError, OriginErrorKind};
+use crate::origin::{BlockCheck, Origin, OriginError, OriginErrorKind};
 use crate::sha256::sha256;
 
 pub const BLOCK: u64 = 4096;
@@ -128,8 +128,21 @@ pub fn spec(content: &[u8]) -> BlobSpec {
         digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
         size_bytes: content.len() as u64,
         block_bytes: BLOCK,
-        blocks: Some(content.chunks(BLOCK as usize).map(|block| sha256(block)).collect()),
+        blocks: Some(Arc::new(Digests(content.chunks(BLOCK as usize).map(sha256).collect()))),
         path: "/s/blobs/test.blob".into(),
+    }
+}
+
+#[derive(Debug)]
+struct Digests(Vec<[u8; 32]>);
+
+impl BlockCheck for Digests {
+    fn blocks(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn is_right(&self, block: u64, bytes: &[u8]) -> bool {
+        sha256(bytes) == self.0[block as usize]
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use aenv_layers::{Layer, Stack, Uuid};
 
 use crate::device::{BLOCK_BYTES, Device, DeviceError};
-use crate::entries::{EntryError, Entries};
+use crate::entries::{Entries, EntryError};
 use crate::ext2::{Ext2, Ext2Error};
 use crate::input::{Compression, Digest, Digests, Input, InputError};
 use crate::layer::{Identity, LayerError, write_layer};
@@ -122,7 +122,9 @@ pub fn apply_input(request: &Request, input: Input, progress: &mut dyn FnMut(u64
     let own = layer_uuid(request, parent, &digests);
     let partial = Partial::beside(&request.out);
     let data_bytes = write_layer(ext2.device(), partial.path(), Identity { own, parent })?;
-    partial.publish(&request.out).map_err(|source| publish_error(&request.out, source))?;
+    partial
+        .publish(&request.out)
+        .map_err(|source| publish_error(&request.out, source))?;
     Ok(Report {
         data_bytes,
         files: counts.files,
@@ -192,7 +194,11 @@ fn file_system_uuid(request: &Request) -> Uuid {
 
 /// Equal inputs give an equal layer, so its identity follows from them.
 fn layer_uuid(request: &Request, parent: Uuid, digests: &Digests) -> Uuid {
-    let file_system = if request.parents.is_empty() { file_system_uuid(request) } else { Uuid::NIL };
+    let file_system = if request.parents.is_empty() {
+        file_system_uuid(request)
+    } else {
+        Uuid::NIL
+    };
     derived(&[
         b"layer",
         parent.as_bytes(),

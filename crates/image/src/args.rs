@@ -11,7 +11,7 @@ use aenv_image::{Compression, Digest, Request, Source, parse_uuid};
 pub const USAGE: &str = "usage:
   aenv-image apply --size-bytes N [--parent LAYER...] --tar FILE|- [--compression none|gzip|zstd|auto]
       [--expect-diff-id sha256:HEX] [--expect-blob sha256:HEX] --out LAYER [--uuid UUID] [--epoch SECONDS] [--max-bytes N]
-  aenv-image dump --layer LAYER... --size-bytes N --out-tar FILE|- [--scratch DIR]
+  aenv-image dump --layer LAYER... --size-bytes N --out-tar FILE|- [--scratch DIR] [--max-bytes N]
   aenv-image check --layer LAYER... [--size-bytes N] [--scratch DIR]
 LAYERs are given bottom first.";
 
@@ -20,9 +20,16 @@ LAYERs are given bottom first.";
 pub enum Command {
     Apply(Request),
     /// No path: the archive goes to standard output.
-    Dump { source: Source, out: Option<PathBuf> },
+    Dump {
+        source: Source,
+        out: Option<PathBuf>,
+    },
     /// No size: the top layer's.
-    Check { layers: Vec<PathBuf>, size_bytes: Option<u64>, scratch: PathBuf },
+    Check {
+        layers: Vec<PathBuf>,
+        size_bytes: Option<u64>,
+        scratch: PathBuf,
+    },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +64,16 @@ pub fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Command> {
 }
 
 fn apply(options: &mut Options) -> Result<Command> {
-    let size_bytes = options.value("size-bytes")?.ok_or(ArgumentError::Missing("size-bytes"))?;
+    let size_bytes = options
+        .value("size-bytes")?
+        .ok_or(ArgumentError::Missing("size-bytes"))?;
     Ok(Command::Apply(Request {
         size_bytes,
         parents: options.many("parent").unwrap_or_default(),
         tar: options.file("tar")?,
-        compression: options.parsed("compression", |text| Compression::from_str(text).ok())?.unwrap_or(Compression::Auto),
+        compression: options
+            .parsed("compression", |text| Compression::from_str(text).ok())?
+            .unwrap_or(Compression::Auto),
         expect_diff_id: options.parsed("expect-diff-id", |text| Digest::from_str(text).ok())?,
         expect_blob: options.parsed("expect-blob", |text| Digest::from_str(text).ok())?,
         out: PathBuf::from(options.one("out")?.ok_or(ArgumentError::Missing("out"))?),
@@ -74,10 +85,15 @@ fn apply(options: &mut Options) -> Result<Command> {
 }
 
 fn dump(options: &mut Options) -> Result<Command> {
+    let size_bytes: u64 = options
+        .value("size-bytes")?
+        .ok_or(ArgumentError::Missing("size-bytes"))?;
     let source = Source {
         layers: options.layers()?,
-        size_bytes: options.value("size-bytes")?.ok_or(ArgumentError::Missing("size-bytes"))?,
+        size_bytes,
         scratch: options.scratch()?,
+        // Guests keep some files that are mostly holes.
+        max_bytes: options.value("max-bytes")?.unwrap_or(size_bytes.saturating_mul(4)),
     };
     let out = options.file("out-tar")?;
     Ok(Command::Dump { source, out })
@@ -158,7 +174,9 @@ impl Options {
     fn finish(self) -> Result<()> {
         match self.given.into_keys().min() {
             None => Ok(()),
-            Some(name) => Err(ArgumentError::Unexpected(OsString::from_vec([b"--", &name[..]].concat()))),
+            Some(name) => Err(ArgumentError::Unexpected(OsString::from_vec(
+                [b"--", &name[..]].concat(),
+            ))),
         }
     }
 }
@@ -185,9 +203,18 @@ mod test {
 
     #[test]
     fn what_is_missing_or_unknown_is_named() {
-        assert!(matches!(parse_line("apply --size-bytes 1 --tar -"), Err(ArgumentError::Missing("out"))));
-        assert!(matches!(parse_line("check --size-bytes 1"), Err(ArgumentError::Missing("layer"))));
-        assert!(matches!(parse_line("check --layer a --what"), Err(ArgumentError::Unexpected(_))));
+        assert!(matches!(
+            parse_line("apply --size-bytes 1 --tar -"),
+            Err(ArgumentError::Missing("out"))
+        ));
+        assert!(matches!(
+            parse_line("check --size-bytes 1"),
+            Err(ArgumentError::Missing("layer"))
+        ));
+        assert!(matches!(
+            parse_line("check --layer a --what"),
+            Err(ArgumentError::Unexpected(_))
+        ));
         assert!(matches!(
             parse_line("apply --size-bytes 1 --tar - --out c --expect-blob sha256:ab"),
             Err(ArgumentError::Value("expect-blob"))

@@ -213,7 +213,11 @@ impl Device {
 
 /// A file without a name in `folder`: gone with the last descriptor, however the process ends.
 pub fn unnamed_file(folder: &Path) -> io::Result<File> {
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(0o600))?))
 }
@@ -260,6 +264,9 @@ mod test {
     fn the_end_of_the_disk_is_a_border() {
         let mut device = device(2);
         assert!(matches!(device.write(&[0; 2], 8191), Err(DeviceError::Outside { .. })));
-        assert!(matches!(device.read(&mut [0; 512], u64::MAX), Err(DeviceError::Outside { .. })));
+        assert!(matches!(
+            device.read(&mut [0; 512], u64::MAX),
+            Err(DeviceError::Outside { .. })
+        ));
     }
 }

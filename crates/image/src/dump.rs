@@ -3,7 +3,7 @@
 //! Owns: the order and what is left out (sockets, the folder of e2fsck while it is empty). The disk may be one that a guest
 //! wrote: it is read by our own reader, and by e2fsck in a process of its own where the journal must be replayed first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::programs::{ProgramError, replay_journal};
 use crate::tar::{Entry, Kind, PATH_BYTES_MAX, Writer};
 use crate::tree::RESCUE_FOLDER;
 
-/// Files of one disk; a damaged directory may name itself without end.
+/// Files of one disk.
 const FILES_MAX: u64 = 20_000_000;
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -35,6 +35,11 @@ pub enum DumpError {
     PathTooLong { path: Vec<u8> },
     #[error("the disk has more than {FILES_MAX} files")]
     TooMany,
+    #[error(
+        "{}: with it the files are larger than the limit of {limit} bytes",
+        String::from_utf8_lossy(path)
+    )]
+    TooLarge { path: Vec<u8>, limit: u64 },
 }
 
 /// Which disk to write out.
@@ -43,6 +48,8 @@ pub struct Source {
     /// Bottom first.
     pub layers: Vec<PathBuf>,
     pub size_bytes: u64,
+    /// Most bytes of files, holes counted: a guest may have made a file of any size that takes no room.
+    pub max_bytes: u64,
     /// Takes a copy of the disk where its journal must be replayed; nothing is left in it.
     pub scratch: PathBuf,
 }
@@ -64,6 +71,8 @@ pub fn dump<W: Write>(source: &Source, sink: W) -> Result<DumpReport, DumpError>
         volume: &volume,
         writer: Writer::new(sink),
         linked: HashMap::new(),
+        entered: HashSet::from([ROOT_INO]),
+        max_bytes: source.max_bytes,
         report: DumpReport::default(),
         buffer: vec![0; CHUNK_BYTES],
     };
@@ -101,7 +110,10 @@ pub fn materialise(device: &mut Device) -> Result<(), DeviceError> {
         }
         device.read(&mut chunk[..count], at)?;
         let blocks = chunk[..count].chunks(BLOCK_BYTES as usize);
-        for (number, block) in blocks.enumerate().filter(|(_, block)| block.iter().any(|&byte| byte != 0)) {
+        for (number, block) in blocks
+            .enumerate()
+            .filter(|(_, block)| block.iter().any(|&byte| byte != 0))
+        {
             device.write(block, at + number as u64 * BLOCK_BYTES)?;
         }
     }
@@ -113,6 +125,9 @@ struct Dump<'a, W: Write> {
     writer: Writer<W>,
     /// First name of each inode that has several.
     linked: HashMap<u32, Vec<u8>>,
+    /// Directories that were listed: a damaged one may contain itself.
+    entered: HashSet<u32>,
+    max_bytes: u64,
     report: DumpReport,
     buffer: Vec<u8>,
 }
@@ -127,6 +142,10 @@ impl<W: Write> Dump<'_, W> {
             if inode.file_type() != Some(FileType::Directory) {
                 self.entry(&path, ino, &inode)?;
                 continue;
+            }
+            if !self.entered.insert(ino) {
+                let what = "a second name for the directory";
+                return Err(Ext4Error::Damaged { what, ino }.into());
             }
             let children = self.children(&path, ino, &inode)?;
             if path == RESCUE_FOLDER && children.is_empty() {
@@ -185,6 +204,10 @@ impl<W: Write> Dump<'_, W> {
                 return Ok(self.writer.entry(&entry)?);
             }
             self.linked.insert(ino, path.to_vec());
+        }
+        if self.report.content_bytes.saturating_add(entry.size) > self.max_bytes {
+            let (path, limit) = (path.to_vec(), self.max_bytes);
+            return Err(DumpError::TooLarge { path, limit });
         }
         self.writer.entry(&entry)?;
         if kind == Kind::Regular {

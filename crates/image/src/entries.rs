@@ -150,9 +150,15 @@ impl Entries {
             Kind::Directory => self.tree.put_directory(Some((directory, name)), &attributes)?,
             Kind::Regular => return self.put_file(entry, directory, name, &attributes),
             Kind::Symlink => self.tree.put_symlink(directory, name, &attributes, &entry.link)?,
-            Kind::CharDevice => self.tree.put_special(directory, name, &attributes, FileType::CharDevice, numbers)?,
-            Kind::BlockDevice => self.tree.put_special(directory, name, &attributes, FileType::BlockDevice, numbers)?,
-            Kind::Fifo => self.tree.put_special(directory, name, &attributes, FileType::Fifo, (0, 0))?,
+            Kind::CharDevice => self
+                .tree
+                .put_special(directory, name, &attributes, FileType::CharDevice, numbers)?,
+            Kind::BlockDevice => self
+                .tree
+                .put_special(directory, name, &attributes, FileType::BlockDevice, numbers)?,
+            Kind::Fifo => self
+                .tree
+                .put_special(directory, name, &attributes, FileType::Fifo, (0, 0))?,
             Kind::HardLink => self.put_hard_link(entry, directory, name)?,
         }
         Ok(())
@@ -161,7 +167,10 @@ impl Entries {
     fn put_hard_link(&mut self, entry: &Entry, directory: u32, name: &[u8]) -> Result<(), TreeError> {
         let target = ImagePath::parse(&entry.link)?;
         let (folder, last) = target.split().ok_or(PathError::Root)?;
-        let found = self.tree.resolve(folder, Missing::Stop)?.ok_or(TreeError::LinkTargetMissing)?;
+        let found = self
+            .tree
+            .resolve(folder, Missing::Stop)?
+            .ok_or(TreeError::LinkTargetMissing)?;
         self.tree.put_hard_link(directory, name, (found, last))
     }
 
@@ -259,7 +268,9 @@ fn fill<R: Read>(
 fn needs(entry: &Entry) -> u64 {
     let whole = [(0, entry.size)];
     let pieces = entry.pieces.as_deref().unwrap_or(&whole);
-    let lengths = pieces.iter().map(|(_, length)| length.div_ceil(BLOCK_BYTES) * BLOCK_BYTES);
+    let lengths = pieces
+        .iter()
+        .map(|(_, length)| length.div_ceil(BLOCK_BYTES) * BLOCK_BYTES);
     lengths.fold(0, u64::saturating_add)
 }
 
@@ -280,6 +291,8 @@ fn may_carry(name: &[u8]) -> bool {
     const HELD: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
     const HOST: [&[u8]; 2] = [b"security.selinux", b"trusted.overlay."];
-    let held = HELD.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
+    let held = HELD
+        .iter()
+        .any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
     (held && !HOST.iter().any(|prefix| name.starts_with(prefix))) || ACLS.contains(&name)
 }

@@ -340,14 +340,20 @@ mod test {
     #[test]
     fn a_bomb_is_stopped_at_the_limit() {
         let blob = gzip(&vec![0; 10 << 20]);
-        assert!(matches!(read(&blob, Compression::Auto, 1 << 20), Err(InputError::TooLarge { .. })));
+        assert!(matches!(
+            read(&blob, Compression::Auto, 1 << 20),
+            Err(InputError::TooLarge { .. })
+        ));
     }
 
     #[test]
     fn a_damaged_blob_is_an_error_for_good() {
         let mut blob = gzip(&vec![7; 100_000]);
         blob.truncate(blob.len() / 2);
-        assert!(matches!(read(&blob, Compression::Auto, 1 << 20), Err(InputError::Read(_))));
+        assert!(matches!(
+            read(&blob, Compression::Auto, 1 << 20),
+            Err(InputError::Read(_))
+        ));
         let mut input = Input::start(Box::new(io::Cursor::new(blob)), Compression::Auto, 1 << 20);
         assert!(input.read_to_end(&mut Vec::new()).is_err());
         assert!(input.finish().is_err());

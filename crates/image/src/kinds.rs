@@ -74,6 +74,7 @@ impl Kind for DumpError {
             DumpError::Read(error) => ext4(error),
             DumpError::Write(error) => system(error),
             DumpError::PathTooLong { .. } | DumpError::TooMany => UNSUPPORTED,
+            DumpError::TooLarge { .. } => INVALID,
         }
     }
 }

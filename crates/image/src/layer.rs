@@ -31,7 +31,10 @@ pub fn write_layer(device: &Device, path: &Path, identity: Identity) -> Result<u
     let mut writer = LayerWriter::create(path, device.size(), identity.parent)?;
     writer.set_uuid(identity.own);
     let mut data_bytes = 0;
-    let (mut new, mut old) = (vec![0; BLOCK * BATCH_BLOCKS as usize], vec![0; BLOCK * BATCH_BLOCKS as usize]);
+    let (mut new, mut old) = (
+        vec![0; BLOCK * BATCH_BLOCKS as usize],
+        vec![0; BLOCK * BATCH_BLOCKS as usize],
+    );
     let mut at = 0;
     while let Some((start, end)) = device.next_dirty(at) {
         let end = end.min(start + BATCH_BLOCKS);

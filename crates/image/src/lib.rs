@@ -23,7 +23,11 @@ mod tree;
 mod uuid;
 
 #[cfg(test)]
+mod conversion_test;
+#[cfg(test)]
 mod model_test;
+#[cfg(test)]
+mod test_image;
 
 pub use apply::{ApplyError, Report, Request, apply};
 pub use check::{CheckError, check};

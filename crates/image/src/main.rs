@@ -44,7 +44,10 @@ fn main() -> ExitCode {
         }
     };
     if let Err(error) = aenv_image::clean_up_on_signals() {
-        eprintln!("{}", json!({ "error": { "kind": "io", "message": format!("cannot wait for signals: {error}") } }));
+        eprintln!(
+            "{}",
+            json!({ "error": { "kind": "io", "message": format!("cannot wait for signals: {error}") } })
+        );
         return ExitCode::FAILURE;
     }
     let outcome = match command {
@@ -66,7 +69,11 @@ fn main() -> ExitCode {
 }
 
 fn apply(request: &Request) -> Result<(), Failure> {
-    let total = request.tar.as_ref().and_then(|path| path.metadata().ok()).map(|metadata| metadata.len());
+    let total = request
+        .tar
+        .as_ref()
+        .and_then(|path| path.metadata().ok())
+        .map(|metadata| metadata.len());
     let mut last = Instant::now();
     let report = aenv_image::apply(request, &mut |done| {
         if last.elapsed() >= PROGRESS_EVERY {

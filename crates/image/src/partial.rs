@@ -33,7 +33,13 @@ impl Partial {
     /// Gives the file its name. Errors: also `AlreadyExists`.
     pub fn publish(self, target: &Path) -> io::Result<()> {
         let here = rustix::fs::CWD;
-        Ok(rustix::fs::renameat_with(here, &self.path, here, target, RenameFlags::NOREPLACE)?)
+        Ok(rustix::fs::renameat_with(
+            here,
+            &self.path,
+            here,
+            target,
+            RenameFlags::NOREPLACE,
+        )?)
     }
 }
 
@@ -59,7 +65,9 @@ pub fn clean_up_on_signals() -> io::Result<()> {
             code => return Err(io::Error::from_raw_os_error(code)),
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(move || wait(&set))?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || wait(&set))?;
     Ok(())
 }
 

@@ -43,17 +43,38 @@ pub enum ProgramError {
 pub fn make_file_system(file: &File, size: u64, uuid: &str, time_s: u32) -> Result<(), ProgramError> {
     let extended = format!("discard,lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0,hash_seed={uuid}");
     let journal = size >= JOURNAL_DISK_BYTES_MIN;
-    let features = if journal { format!("{FEATURES},has_journal") } else { FEATURES.to_owned() };
+    let features = if journal {
+        format!("{FEATURES},has_journal")
+    } else {
+        FEATURES.to_owned()
+    };
     let mut command = Command::new("mke2fs");
     command
-        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0", "-L", "aenv-root"])
+        .args([
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-I",
+            "256",
+            "-i",
+            "16384",
+            "-m",
+            "0",
+            "-L",
+            "aenv-root",
+        ])
         .args(["-O", &features, "-U", uuid, "-E", &extended]);
     if journal {
         command.args(["-J", &format!("size={JOURNAL_MIB}")]);
     }
     // The library takes zero for "not set".
     let time = time_s.max(1).to_string();
-    command.env("E2FSPROGS_FAKE_TIME", &time).env("SOURCE_DATE_EPOCH", &time);
+    command
+        .env("E2FSPROGS_FAKE_TIME", &time)
+        .env("SOURCE_DATE_EPOCH", &time);
     let output = run("mke2fs", command, file)?;
     match output.status.success() {
         true => Ok(()),
@@ -98,13 +119,16 @@ fn run(program: &'static str, mut command: Command, file: &File) -> Result<Outpu
     unsafe {
         command.pre_exec(move || {
             // A killed conversion takes its helper along.
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 || libc::fcntl(descriptor, libc::F_SETFD, 0) < 0 {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 || libc::fcntl(descriptor, libc::F_SETFD, 0) < 0
+            {
                 return Err(io::Error::last_os_error());
             }
             Ok(())
         });
     }
-    command.output().map_err(|source| ProgramError::Start { program, source })
+    command
+        .output()
+        .map_err(|source| ProgramError::Start { program, source })
 }
 
 /// The end of what the program said, in one line.

@@ -26,7 +26,9 @@ impl Space {
         while rest > 0 {
             let Some((start, length)) = self.find(ext2, rest.min(u64::from(EXTENT_BLOCKS_MAX)))? else {
                 // The count says that they are there; a bitmap that says otherwise is as full.
-                extents.iter().for_each(|extent| ext2.mark_blocks(extent.physical, extent.count, false));
+                extents
+                    .iter()
+                    .for_each(|extent| ext2.mark_blocks(extent.physical, extent.count, false));
                 return Ok(None);
             };
             let count = u32::try_from(length).unwrap_or(EXTENT_BLOCKS_MAX);

@@ -18,7 +18,9 @@ pub fn parse_uuid(text: &str) -> Option<Uuid> {
     if !hyphens_fit || digits.len() != 32 {
         return None;
     }
-    Some(Uuid::from_bytes(std::array::from_fn(|at| digits[2 * at] << 4 | digits[2 * at + 1])))
+    Some(Uuid::from_bytes(std::array::from_fn(|at| {
+        digits[2 * at] << 4 | digits[2 * at + 1]
+    })))
 }
 
 /// The identity of what `parts` describe: equal parts, equal identity.
@@ -46,7 +48,13 @@ mod test {
         let uuid = parse_uuid(text).unwrap();
         assert_eq!(uuid.to_string().to_lowercase(), text.to_lowercase());
         assert_eq!(parse_uuid(&text.replace('-', "")), Some(uuid));
-        for wrong in ["", "0123", "0123abcd-4567-4def-81230-123456789ab", &"g".repeat(32), "é".repeat(18).as_str()] {
+        for wrong in [
+            "",
+            "0123",
+            "0123abcd-4567-4def-81230-123456789ab",
+            &"g".repeat(32),
+            "é".repeat(18).as_str(),
+        ] {
             assert_eq!(parse_uuid(wrong), None, "{wrong}");
         }
     }

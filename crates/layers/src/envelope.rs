@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::blob::Blob;
 use crate::error::{Damage, Error, Result};
+use crate::header::is_lsmt;
 use crate::tar;
 use crate::zfile::{ZFile, is_zfile};
 
@@ -35,6 +36,13 @@ pub(crate) fn open(path: &Path, blob: Arc<dyn Blob>) -> Result<Arc<dyn Blob>> {
         Some(start) if is_zfile(&start) => Ok(Arc::new(ZFile::open(path, inner)?)),
         _ => Ok(inner),
     }
+}
+
+/// Whether a local file holds a layer itself, by its first bytes. False also if it cannot be read: its open will tell.
+pub(crate) fn is_local(file: &std::fs::File) -> bool {
+    let mut start = [0; SNIFF_BYTES];
+    let read = std::os::unix::fs::FileExt::read_exact_at(file, &mut start, 0);
+    read.is_ok() && (is_lsmt(&start) || is_zfile(&start) || tar::is_tar(&start))
 }
 
 fn sniff(blob: &dyn Blob) -> Result<Option<[u8; SNIFF_BYTES]>> {

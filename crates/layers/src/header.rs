@@ -69,6 +69,11 @@ pub(crate) struct Fields {
     pub parent: Uuid,
 }
 
+/// Whether bytes begin as a layer does.
+pub(crate) fn is_lsmt(start: &[u8]) -> bool {
+    start.starts_with(&MAGIC)
+}
+
 impl Fields {
     /// The bytes of one end, without checksum.
     pub fn encode(&self, part: Part) -> [u8; HEADER_LEN] {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::blob::{FileBlob, FileIdentity, Opener};
+use crate::envelope;
 use crate::error::Result;
 use crate::layer::Layer;
 use crate::lowers::Lowers;
@@ -35,6 +36,17 @@ pub struct Registry {
 enum Candidate<'a> {
     Open(Arc<Layer>),
     File(&'a Path, File, Metadata),
+}
+
+impl Candidate<'_> {
+    /// Whether opening it may wait for others: its file is no layer, so it only names one. What is local is opened faster
+    /// than a thread is made.
+    fn is_distant(&self) -> bool {
+        match self {
+            Candidate::Open(_) => false,
+            Candidate::File(_, file, _) => !envelope::is_local(file),
+        }
+    }
 }
 
 impl Registry {
@@ -88,7 +100,13 @@ impl Registry {
         crate::lowers::check_depth(paths.len())?;
         let candidates = paths.iter().map(|path| self.candidate(path));
         let candidates = candidates.collect::<Result<Vec<_>>>()?;
-        let layers = parallel::map(candidates, PARALLEL_OPENS_MAX, |candidate| self.load(candidate));
+        let distant = match self.opener {
+            Some(_) => candidates.iter().filter(|candidate| candidate.is_distant()).count(),
+            None => 0,
+        };
+        let layers = parallel::map(candidates, distant.min(PARALLEL_OPENS_MAX), |candidate| {
+            self.load(candidate)
+        });
         let layers = layers.into_iter().collect::<Result<Vec<_>>>()?;
         let key = identities(&layers);
         if let Some(lowers) = locked(&self.lowers).get(&key) {

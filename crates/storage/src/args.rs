@@ -95,7 +95,9 @@ impl Options {
         while let Some(option) = arguments.next() {
             let value = match SWITCHES.contains(&option.as_str()) {
                 true => String::new(),
-                false => arguments.next().ok_or_else(|| ArgsError::MissingValue(option.clone()))?,
+                false => arguments
+                    .next()
+                    .ok_or_else(|| ArgsError::MissingValue(option.clone()))?,
             };
             if options.insert(option.clone(), value).is_some() {
                 return Err(ArgsError::Twice(option));
@@ -242,9 +244,15 @@ mod test {
         let layer = publication("publish --layer /l --store repository --stores /s");
         assert_eq!(layer.content, Content::Layer("/l".into()));
         assert_eq!((layer.prefix.as_str(), layer.suffix.as_str()), ("layers/", ".lsmt"));
-        assert_eq!((layer.part_bytes, layer.parallel, layer.encrypt), (67_108_864, 4, false));
+        assert_eq!(
+            (layer.part_bytes, layer.parallel, layer.encrypt),
+            (67_108_864, 4, false)
+        );
         let file = publication("put-file --file /f --dir /d --encrypt --prefix x/");
-        assert_eq!((file.prefix.as_str(), file.suffix.as_str(), file.encrypt), ("x/", ".state", true));
+        assert_eq!(
+            (file.prefix.as_str(), file.suffix.as_str(), file.encrypt),
+            ("x/", ".state", true)
+        );
         assert_eq!(file.target, Target::Directory("/d".into()));
     }
 
@@ -254,13 +262,27 @@ mod test {
         assert_eq!(fault("fly"), ArgsError::UnknownCommand("fly".into()));
         assert_eq!(fault("publish --dir /d"), ArgsError::MissingOption("--layer"));
         assert_eq!(fault("publish --layer /l"), ArgsError::OneOf("--dir", "--store"));
-        assert_eq!(fault("publish --layer /l --dir /d --store s"), ArgsError::OneOf("--dir", "--store"));
+        assert_eq!(
+            fault("publish --layer /l --dir /d --store s"),
+            ArgsError::OneOf("--dir", "--store")
+        );
         assert_eq!(fault("digest --layer"), ArgsError::MissingValue("--layer".into()));
-        assert_eq!(fault("digest --layer /l --layer /m"), ArgsError::Twice("--layer".into()));
+        assert_eq!(
+            fault("digest --layer /l --layer /m"),
+            ArgsError::Twice("--layer".into())
+        );
         let small = fault("publish --layer /l --dir /d --part-bytes 1048576").to_string();
         assert!(small.contains("--part-bytes") && small.contains("8388608"), "{small}");
-        assert!(fault("publish --layer /l --dir /d --compress rar").to_string().contains("lz4 or zstd"));
-        assert!(fault("put-file --file /l --dir /d --compress lz4").to_string().contains("no option --compress"));
+        assert!(
+            fault("publish --layer /l --dir /d --compress rar")
+                .to_string()
+                .contains("lz4 or zstd")
+        );
+        assert!(
+            fault("put-file --file /l --dir /d --compress lz4")
+                .to_string()
+                .contains("no option --compress")
+        );
         assert!(fault("verify --file /f --digest AB").to_string().contains("--digest"));
     }
 }

@@ -135,7 +135,9 @@ impl Journal {
         let Some(file) = &mut self.file else {
             return Ok(());
         };
-        let mut bytes = serde_json::to_vec(line).map_err(std::io::Error::from).at(&self.path, "write")?;
+        let mut bytes = serde_json::to_vec(line)
+            .map_err(std::io::Error::from)
+            .at(&self.path, "write")?;
         bytes.push(b'\n');
         file.write_all(&bytes).at(&self.path, "write")?;
         file.sync_data().at(&self.path, "sync")

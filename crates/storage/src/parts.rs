@@ -87,11 +87,16 @@ impl Parts<'_> {
     fn send_part(&self, part: Part) -> Result<(), Failed> {
         let (number, length) = (part.number, part.bytes.len() as u64);
         let sha256 = Digest::of(&part.bytes);
-        let known = locked(&self.journal).part(number).is_some_and(|sent| sent.sha256 == sha256);
+        let known = locked(&self.journal)
+            .part(number)
+            .is_some_and(|sent| sent.sha256 == sha256);
         if !known {
             let bytes = Bytes::from(part.bytes);
             let timeout = self.patience.attempt_for(length * self.parallel as u64);
-            let put = || self.bucket.put_part(self.key, self.upload, number, bytes.clone(), timeout);
+            let put = || {
+                self.bucket
+                    .put_part(self.key, self.upload, number, bytes.clone(), timeout)
+            };
             let tag = self.patience.retry(put)?;
             locked(&self.journal).record(SentPart {
                 part: number,

@@ -72,6 +72,11 @@ impl Progress {
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Progress({}/{})", self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed))
+        write!(
+            f,
+            "Progress({}/{})",
+            self.done.load(Ordering::Relaxed),
+            self.total.load(Ordering::Relaxed)
+        )
     }
 }

@@ -85,11 +85,7 @@ pub fn publish(publication: &Publication, progress: &Progress) -> Result<Publish
 /// The digest of the plain bytes, as far as it is known before they are stored.
 type Plain = Option<Digest>;
 
-fn prepare(
-    publication: &Publication,
-    stores: Option<&Stores>,
-    progress: &Progress,
-) -> Result<(Recipe, Plain), Failed> {
+fn prepare(publication: &Publication, stores: Option<&Stores>, progress: &Progress) -> Result<(Recipe, Plain), Failed> {
     let (path, plain) = open(&publication.content)?;
     let compress = publication.compress.map(|algorithm| ZFileOptions {
         algorithm,
@@ -106,7 +102,7 @@ fn prepare(
         return Ok((recipe, None));
     }
     let cipher = stores.and_then(Stores::cipher).ok_or(Failed::NoKey)?;
-    let digest = salt(&mut recipe, cipher, progress)?;
+    let digest = choose_key(&mut recipe, cipher, progress)?;
     Ok((recipe, Some(digest)))
 }
 
@@ -118,7 +114,7 @@ fn open(content: &Content) -> Result<(PathBuf, Arc<dyn Blob>), Failed> {
 }
 
 /// The key of a file is derived from the digest of what is encrypted, so that takes a pass of its own.
-fn salt(recipe: &mut Recipe, cipher: Cipher, progress: &Progress) -> Result<Digest, Failed> {
+fn choose_key(recipe: &mut Recipe, cipher: Cipher, progress: &Progress) -> Result<Digest, Failed> {
     let (sums, plain) = sum(recipe, false, progress)?;
     recipe.encrypt = Some((cipher, sums.digest));
     Ok(plain)
@@ -130,7 +126,11 @@ fn sum(recipe: &Recipe, with_blocks: bool, progress: &Progress) -> Result<(Summe
     let mut sums = Sums::new(with_blocks);
     let mut plain = Hasher::new();
     let same = recipe.compress.is_none() && recipe.encrypt.is_none();
-    let mut seen = |chunk: &[u8]| if !same { plain.update(chunk) };
+    let mut seen = |chunk: &[u8]| {
+        if !same {
+            plain.update(chunk)
+        }
+    };
     match recipe.produce(&mut sums, &mut seen, progress) {
         Ok(()) => {}
         Err(Broken::Source(failed)) => return Err(failed),
@@ -162,7 +162,11 @@ fn into_directory(
     };
     let (known, mut hasher) = (plain, Hasher::new());
     let same = recipe.compress.is_none() && recipe.encrypt.is_none();
-    let mut seen = |chunk: &[u8]| if known.is_none() && !same { hasher.update(chunk) };
+    let mut seen = |chunk: &[u8]| {
+        if known.is_none() && !same {
+            hasher.update(chunk)
+        }
+    };
     match recipe.produce(&mut sink, &mut seen, progress) {
         Ok(()) => {}
         Err(Broken::Source(failed)) => return Err(failed),

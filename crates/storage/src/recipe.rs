@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aenv_layers::{Blob, ZFileOptions, ZFileWriter};
 use aenv_layers::zfile::CompressError;
+use aenv_layers::{Blob, ZFileOptions, ZFileWriter};
 use aenv_store::{Cipher, Digest, EncryptWriter};
 
 use crate::error::Failed;

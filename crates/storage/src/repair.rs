@@ -48,8 +48,15 @@ pub fn compact(path: &Path, into: &Path, progress: &Progress) -> Result<Compacte
         step: "use as a name",
         source: std::io::ErrorKind::InvalidInput.into(),
     };
-    let (folder, name) = into.parent().zip(into.file_name().and_then(|name| name.to_str())).ok_or_else(invalid)?;
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let (folder, name) = into
+        .parent()
+        .zip(into.file_name().and_then(|name| name.to_str()))
+        .ok_or_else(invalid)?;
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     let mut file = NewFile::create(folder)?;
     let recipe = Recipe {
         path: path.to_owned(),

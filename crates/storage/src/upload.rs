@@ -57,10 +57,10 @@ impl Upload<'_> {
         let patience = &self.options.patience;
         let mut journal = Journal::open(self.options.journal_dir, self.sums.digest, patience.deadline)?;
         let there = self.is_there(self.key, self.sums.size_bytes)?;
-        if let Some((key, bytes)) = &self.blocks {
-            if !(there && self.is_there(key, bytes.len() as u64)?) {
-                self.put(key, bytes)?;
-            }
+        if let Some((key, bytes)) = &self.blocks
+            && !(there && self.is_there(key, bytes.len() as u64)?)
+        {
+            self.put(key, bytes)?;
         }
         if !there {
             let etag = match self.sums.size_bytes <= self.part_bytes() {
@@ -159,7 +159,9 @@ impl Upload<'_> {
     /// One try of one upload, to its end; the object's tag, if the store told it.
     fn round(&self, journal: &mut Journal, identity: &Identity, upload: &UploadId) -> Result<Option<String>, Failed> {
         let count = self.send_all(journal, identity.part_bytes, upload)?;
-        let tags = (0..count).filter_map(|part| journal.part(part)).map(|sent| sent.tag.clone());
+        let tags = (0..count)
+            .filter_map(|part| journal.part(part))
+            .map(|sent| sent.tag.clone());
         let tags: Vec<String> = tags.collect();
         let patience = &self.options.patience;
         // A store puts thousands of parts together in this one request.
@@ -214,7 +216,10 @@ impl Upload<'_> {
                 std::thread::sleep(self.options.patience.pause_first);
             }
             found = self.look(self.key)?;
-            if found.as_ref().is_some_and(|info| fits(info, self.sums.size_bytes, etag.as_deref())) {
+            if found
+                .as_ref()
+                .is_some_and(|info| fits(info, self.sums.size_bytes, etag.as_deref()))
+            {
                 return Ok(());
             }
         }
@@ -222,7 +227,9 @@ impl Upload<'_> {
             key: self.key.to_owned(),
             size_bytes: self.sums.size_bytes,
             etag,
-            found: found.map_or("nothing".into(), |info| format!("{} bytes with the tag {:?}", info.size_bytes, info.etag)),
+            found: found.map_or("nothing".into(), |info| {
+                format!("{} bytes with the tag {:?}", info.size_bytes, info.etag)
+            }),
         })
     }
 

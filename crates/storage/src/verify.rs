@@ -75,7 +75,14 @@ fn described(
         if descriptor.encryption.is_some() && cipher.is_none() {
             return Err(Failed::Encrypted { path: path.to_owned() });
         }
-        return file(verification, file_path, stored, Some(descriptor.digest), cipher, progress);
+        return file(
+            verification,
+            file_path,
+            stored,
+            Some(descriptor.digest),
+            cipher,
+            progress,
+        );
     }
     let stores = stores.ok_or_else(|| Failed::NoStores { path: path.to_owned() })?;
     let blocks = block_list(path, &descriptor, stores, verification.patience)?;
@@ -93,7 +100,10 @@ fn described(
             return Err(Failed::Encrypted { path: path.to_owned() });
         }
         // The digest has shown that the bytes are those that were published: its ends and its index are enough here.
-        note_layer(&mut verified, &Layer::open_blob(path, decrypted(path, stored, cipher)?)?);
+        note_layer(
+            &mut verified,
+            &Layer::open_blob(path, decrypted(path, stored, cipher)?)?,
+        );
     }
     Ok(verified)
 }

@@ -1,5 +1,7 @@
 //! The program itself: killed in the middle it goes on next time, its output is what the server reads, its status tells.
 
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
+
 #[path = "../../store/tests/fake/mod.rs"]
 mod fake;
 
@@ -8,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use aenv_layers::{LayerWriter, Uuid};
-use fake::s3::{Fault, FakeS3};
+use fake::s3::{FakeS3, Fault};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -24,7 +26,10 @@ fn make_layer(path: &Path) {
     let mut writer = LayerWriter::create(path, 1 << 30, Uuid::NIL).unwrap();
     let mut chunk = vec![0; MIB];
     for at in 0..PARTS * 8 - 1 {
-        chunk.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 512 ^ at) as u8);
+        chunk
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, byte)| *byte = ((i / 512) ^ at) as u8);
         writer.append((at * MIB) as u64, &chunk).unwrap();
     }
     writer.finish().unwrap();
@@ -46,7 +51,10 @@ impl Setup {
         command.arg("--stores").arg(self.path("stores.json"));
         command.args(["--store", "repository", "--part-bytes", "8388608", "--parallel", "2"]);
         command.arg("--journal-dir").arg(self.path("uploads"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 }
@@ -74,7 +82,14 @@ fn json(line: &[u8]) -> Value {
 }
 
 fn last_line(output: &Output) -> Value {
-    json(output.stderr.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap())
+    json(
+        output
+            .stderr
+            .trim_ascii_end()
+            .rsplit(|&byte| byte == b'\n')
+            .next()
+            .unwrap(),
+    )
 }
 
 #[test]
@@ -101,7 +116,10 @@ fn a_killed_upload_goes_on_where_it_was() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result = json(&output.stdout);
     let key = format!("layers/{}.lsmt", result["digest"].as_str().unwrap());
-    assert_eq!(setup.s3.object(&key).unwrap(), std::fs::read(setup.path("layer")).unwrap());
+    assert_eq!(
+        setup.s3.object(&key).unwrap(),
+        std::fs::read(setup.path("layer")).unwrap()
+    );
     assert_eq!(result["reused"], false);
     for number in 1..=PARTS {
         let sent = setup.s3.count("PUT", &format!("partNumber={number}&"));
@@ -110,7 +128,10 @@ fn a_killed_upload_goes_on_where_it_was() {
     assert_eq!(setup.s3.count("POST", "?uploads"), 1);
     assert_eq!(std::fs::read_dir(setup.path("uploads")).unwrap().count(), 0);
     let last = last_line(&output);
-    assert!(last["done_bytes"].as_u64().unwrap() <= last["total_bytes"].as_u64().unwrap(), "{last}");
+    assert!(
+        last["done_bytes"].as_u64().unwrap() <= last["total_bytes"].as_u64().unwrap(),
+        "{last}"
+    );
 }
 
 #[test]
@@ -118,12 +139,20 @@ fn the_status_tells_what_kind_of_end_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let usage = program().arg("publish").output().unwrap();
     assert_eq!(usage.status.code(), Some(2));
-    let missing = program().arg("digest").arg("--layer").arg(dir.path().join("none")).output().unwrap();
+    let missing = program()
+        .arg("digest")
+        .arg("--layer")
+        .arg(dir.path().join("none"))
+        .output()
+        .unwrap();
     assert_eq!(missing.status.code(), Some(1));
     assert!(missing.stdout.is_empty());
     let error = &last_line(&missing)["error"];
     assert_eq!(error["kind"], "not_found");
-    assert!(error["message"].as_str().unwrap().contains("none: open failed"), "{error}");
+    assert!(
+        error["message"].as_str().unwrap().contains("none: open failed"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -135,12 +164,37 @@ fn a_compacted_layer_has_the_digest_of_the_sparse_one() {
     drop(upper);
     let stack = aenv_layers::Stack::open(&[], Some(&sparse), 8 << 20).unwrap();
     stack.seal_upper(None).unwrap();
-    let digest = |path: &Path| json(&program().arg("digest").arg("--layer").arg(path).output().unwrap().stdout);
-    let compact = || program().arg("compact").arg("--layer").arg(&sparse).arg("--into").arg(&dense).output().unwrap();
+    let digest = |path: &Path| {
+        json(
+            &program()
+                .arg("digest")
+                .arg("--layer")
+                .arg(path)
+                .output()
+                .unwrap()
+                .stdout,
+        )
+    };
+    let compact = || {
+        program()
+            .arg("compact")
+            .arg("--layer")
+            .arg(&sparse)
+            .arg("--into")
+            .arg(&dense)
+            .output()
+            .unwrap()
+    };
     assert_eq!(json(&compact().stdout)["data_bytes"], 8192);
     let (before, after) = (digest(&sparse), digest(&dense));
-    assert_eq!((&before["digest"], &before["sparse"]), (&after["digest"], &Value::Bool(true)));
+    assert_eq!(
+        (&before["digest"], &before["sparse"]),
+        (&after["digest"], &Value::Bool(true))
+    );
     assert_eq!(after["sparse"], false);
-    assert_eq!(std::fs::metadata(&dense).unwrap().len(), after["size_bytes"].as_u64().unwrap());
+    assert_eq!(
+        std::fs::metadata(&dense).unwrap().len(),
+        after["size_bytes"].as_u64().unwrap()
+    );
     assert_eq!(last_line(&compact())["error"]["kind"], "exists");
 }

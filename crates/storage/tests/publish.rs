@@ -1,5 +1,7 @@
 //! Publishing against directories and against a store that misbehaves at each request in turn.
 
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
+
 #[path = "../../store/tests/fake/mod.rs"]
 mod fake;
 
@@ -12,7 +14,7 @@ use aenv_storage::{
     Content, Failed, Patience, Progress, Publication, Published, Subject, Target, Verification, publish, verify,
 };
 use aenv_store::{BlockList, Cipher, DecryptedBlob, Descriptor, Digest, Encryption, Source};
-use fake::s3::{Fault, FakeS3};
+use fake::s3::{FakeS3, Fault};
 
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const KEY_BYTES: [u8; 32] = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff\
@@ -76,8 +78,13 @@ impl Setup {
         };
         let blocks = published.blocks_digest.map(|digest| (object(".blocks"), digest));
         let encryption = published.encryption.map(|_| Encryption::Aes256Gcm);
-        let descriptor =
-            Descriptor::new(published.digest, published.size_bytes, object(".lsmt"), blocks, encryption);
+        let descriptor = Descriptor::new(
+            published.digest,
+            published.size_bytes,
+            object(".lsmt"),
+            blocks,
+            encryption,
+        );
         let path = self.path("x.blob");
         std::fs::write(&path, descriptor.encode()).unwrap();
         path
@@ -115,7 +122,7 @@ fn run(publication: &Publication) -> Result<Published, Failed> {
 fn make_layer(path: &Path, data_bytes: usize) {
     let sectors = data_bytes / 512;
     let mut writer = LayerWriter::create(path, 64 << 20, Uuid::NIL).unwrap();
-    let data: Vec<u8> = (0..sectors * 512).map(|i| (i / 97 ^ i / 4096) as u8).collect();
+    let data: Vec<u8> = (0..sectors * 512).map(|i| ((i / 97) ^ (i / 4096)) as u8).collect();
     let half = sectors / 2 * 512;
     writer.append(4096, &data[..half]).unwrap();
     writer.append_zero(16 << 20, 1 << 20).unwrap();
@@ -137,7 +144,9 @@ fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 #[test]
@@ -146,7 +155,10 @@ fn a_layer_becomes_an_object_in_parts_with_its_block_list() {
     let published = run(&setup.to_bucket()).unwrap();
     let bytes = std::fs::read(setup.path("layer")).unwrap();
     assert_eq!(published.digest, Digest::of(&bytes));
-    assert_eq!((published.digest, published.size_bytes), (published.plain_digest, bytes.len() as u64));
+    assert_eq!(
+        (published.digest, published.size_bytes),
+        (published.plain_digest, bytes.len() as u64)
+    );
     let key = format!("layers/{}", published.digest);
     assert_eq!(setup.s3.object(&format!("{key}.lsmt")).unwrap(), bytes);
     let list = setup.s3.object(&format!("{key}.blocks")).unwrap();
@@ -174,7 +186,11 @@ fn what_is_there_is_not_sent_again() {
     assert_eq!(second.digest, first.digest);
     assert_eq!(setup.s3.count("PUT", "") + setup.s3.count("POST", ""), puts);
     // A lost block list comes back, the object stays.
-    setup.s3.state().objects.remove(&format!("layers/{}.blocks", first.digest));
+    setup
+        .s3
+        .state()
+        .objects
+        .remove(&format!("layers/{}.blocks", first.digest));
     assert!(run(&setup.to_bucket()).unwrap().reused);
     assert!(setup.s3.object(&format!("layers/{}.blocks", first.digest)).is_some());
 }
@@ -268,7 +284,10 @@ fn a_store_that_stays_away_is_an_error_that_names_it_and_the_upload_goes_on_late
     let failed = run(&setup.to_bucket()).unwrap_err();
     let text = aenv_storage::chain(&failed);
     assert_eq!(failed.kind(), "transient");
-    assert!(text.starts_with("repository: layers/") && text.contains("503 SlowDown"), "{text}");
+    assert!(
+        text.starts_with("repository: layers/") && text.contains("503 SlowDown"),
+        "{text}"
+    );
     assert!(!setup.s3.state().objects.keys().any(|key| key.ends_with(".lsmt")));
     let sent = |number: usize| setup.s3.count("PUT", &format!("partNumber={number}&"));
     let before = [sent(1), sent(2)];
@@ -315,7 +334,13 @@ fn a_part_that_is_not_what_the_journal_says_is_sent_again() {
     std::fs::write(&journal, lines.join("\n") + "\n").unwrap();
     setup.s3.state().always = None;
     run(&setup.to_bucket()).unwrap();
-    assert_eq!((setup.s3.count("PUT", "partNumber=1&"), setup.s3.count("PUT", "partNumber=2&")), (2, 1));
+    assert_eq!(
+        (
+            setup.s3.count("PUT", "partNumber=1&"),
+            setup.s3.count("PUT", "partNumber=2&")
+        ),
+        (2, 1)
+    );
 }
 
 #[test]
@@ -351,7 +376,11 @@ fn every_form_of_stored_bytes_reads_back_as_the_layer() {
 fn read_back(compress: Option<Algorithm>, encrypt: bool, sparse: bool, to_bucket: bool) {
     let setup = setup();
     let layer = setup.path("layer");
-    if sparse { make_sparse_layer(&layer) } else { make_layer(&layer, 350_000) }
+    if sparse {
+        make_sparse_layer(&layer)
+    } else {
+        make_layer(&layer, 350_000)
+    }
     let plain = aenv_layers::digest(&layer).unwrap();
     let target = match to_bucket {
         true => Target::Store("repository".into()),
@@ -364,7 +393,11 @@ fn read_back(compress: Option<Algorithm>, encrypt: bool, sparse: bool, to_bucket
     assert_eq!(published.plain_digest.to_string(), plain.digest, "{context}");
     assert_eq!(published.plain_size_bytes, plain.size_bytes, "{context}");
     assert_eq!(published.encryption.is_some(), encrypt, "{context}");
-    assert_eq!(compress.is_some(), published.size_bytes < plain.size_bytes / 2, "{context}");
+    assert_eq!(
+        compress.is_some(),
+        published.size_bytes < plain.size_bytes / 2,
+        "{context}"
+    );
     // Published again it has the same name: nothing in the stored bytes depends on chance.
     let again = run(&publication).unwrap();
     assert!(again.reused && again.digest == published.digest, "{context}");
@@ -386,9 +419,17 @@ fn read_back(compress: Option<Algorithm>, encrypt: bool, sparse: bool, to_bucket
         blob = Arc::new(DecryptedBlob::open(&stored, blob, &Cipher::new(KEY_BYTES)).unwrap());
     }
     let opened = Layer::open_blob(&stored, blob).unwrap();
-    assert_eq!(aenv_layers::digest_layer(&opened).unwrap().digest, plain.digest, "{context}");
+    assert_eq!(
+        aenv_layers::digest_layer(&opened).unwrap().digest,
+        plain.digest,
+        "{context}"
+    );
     let verified = setup.verify(subject).expect(&context);
-    assert_eq!((verified.digest, verified.size_bytes), (published.digest, published.size_bytes), "{context}");
+    assert_eq!(
+        (verified.digest, verified.size_bytes),
+        (published.digest, published.size_bytes),
+        "{context}"
+    );
     assert_eq!(verified.blocks.is_some(), to_bucket, "{context}");
 }
 
@@ -397,8 +438,10 @@ fn a_directory_holds_the_blob_and_nothing_else() {
     let setup = setup();
     let layer = setup.path("layer");
     make_layer(&layer, 350_000);
-    let publication =
-        setup.publication(Content::Layer(layer.clone()), Target::Directory(setup.path("repository")));
+    let publication = setup.publication(
+        Content::Layer(layer.clone()),
+        Target::Directory(setup.path("repository")),
+    );
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let workers = [0; 4].map(|_| scope.spawn(|| run(&publication).unwrap()));
         workers.map(|worker| worker.join().unwrap()).into()
@@ -448,8 +491,15 @@ fn damage_of_a_file_is_found_and_named() {
         let mut publication = setup.publication(Content::Layer(layer), Target::Directory(setup.path("repository")));
         (publication.compress, publication.encrypt) = (compress, encrypt);
         let published = run(&publication).unwrap();
-        let path = setup.path("repository/layers").join(format!("{}.lsmt", published.digest));
-        let check = |digest| setup.verify(Subject::File { path: path.clone(), digest });
+        let path = setup
+            .path("repository/layers")
+            .join(format!("{}.lsmt", published.digest));
+        let check = |digest| {
+            setup.verify(Subject::File {
+                path: path.clone(),
+                digest,
+            })
+        };
         check(Some(published.digest)).unwrap();
         let good = std::fs::read(&path).unwrap();
         let mut bytes = good.clone();
@@ -458,7 +508,11 @@ fn damage_of_a_file_is_found_and_named() {
         let failed = check(Some(published.digest)).unwrap_err();
         assert_eq!(failed.kind(), "corrupt", "{compress:?} {encrypt}: {failed}");
         // Compression and encryption have checksums of their own; the data of a plain layer has none.
-        assert_eq!(check(None).is_err(), compress.is_some() || encrypt, "{compress:?} {encrypt}");
+        assert_eq!(
+            check(None).is_err(),
+            compress.is_some() || encrypt,
+            "{compress:?} {encrypt}"
+        );
         std::fs::write(&path, &good[..good.len() - 4096]).unwrap();
         assert_eq!(check(None).unwrap_err().kind(), "corrupt", "{compress:?} {encrypt}");
     }

@@ -5,24 +5,26 @@
 //!      0      8   magic "AENVCRYP"
 //!      8      4   version, 1
 //!     12      4   plain bytes of a chunk, 65536
-//!     16     32   salt: SHA-256 of the plain bytes
+//!     16     32   salt
 //!     48     16   check of the key
 //!     64   4032   0
 //!   4096          chunks, each followed by its tag of 16 bytes; all but the last one are full
 //! ```
 //!
-//! Little endian. The key of a file is HKDF-SHA256(master key, salt, "aenv layer key 1"), the check is the same with
-//! "aenv key check 1". The nonce of a chunk is three zero bytes, the chunk's number (big endian, 8 bytes) and 1 for the
+//! Little endian. The salt is HMAC-SHA256(master key, "aenv layer salt 1" and the SHA-256 of the plain bytes): equal for
+//! equal content, and without the key nobody can tell whether a file holds some content that he knows. The key of a file
+//! is HKDF-SHA256(master key, salt, "aenv layer key 1"), the check is the same with "aenv key check 1". The nonce of a chunk is three zero bytes, the chunk's number (big endian, 8 bytes) and 1 for the
 //! last chunk, else 0; its additional data are bytes 0-63 of the file. So chunks cannot change places, move to another
 //! file, or be missing at the end, and equal layers stay equal: they can be shared without being read.
 //!
-//! The salt must name exactly the bytes that are encrypted, compression included: two texts under one key would share
-//! nonces, which breaks GCM. [`EncryptWriter::finish`] therefore checks it.
+//! The plain bytes are exactly those that are encrypted, compressed ones included: two texts under one key would share
+//! nonces, which breaks GCM. [`EncryptWriter::finish`] therefore checks the digest.
 
 use std::io::{self, Write};
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use ring::hmac;
 
 use crate::{Digest, Hasher};
 
@@ -36,7 +38,9 @@ pub(crate) const MAGIC: &[u8; 8] = b"AENVCRYP";
 const VERSION: u32 = 1;
 /// The part of the header that is not zero.
 pub(crate) const FIELDS_BYTES: usize = 64;
+const SALT_BYTES: usize = 32;
 const CHECK_BYTES: usize = 16;
+const SALT_INFO: &[u8] = b"aenv layer salt 1";
 const KEY_INFO: &[u8] = b"aenv layer key 1";
 const CHECK_INFO: &[u8] = b"aenv key check 1";
 
@@ -72,18 +76,23 @@ impl Cipher {
         Cipher { master }
     }
 
-    fn derive(&self, salt: &[u8]) -> Prk {
-        Salt::new(HKDF_SHA256, salt).extract(&self.master)
+    /// The key of the file whose plain bytes have the digest `plain`.
+    pub(crate) fn key_of(&self, plain: Digest) -> FileKey {
+        let mut mac = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.master));
+        mac.update(SALT_INFO);
+        mac.update(&plain.0);
+        let mut salt = [0; SALT_BYTES];
+        salt.copy_from_slice(mac.sign().as_ref());
+        self.derive(salt)
     }
 
-    /// The key of the file whose plain bytes have the digest `salt`.
-    pub(crate) fn file_key(&self, salt: Digest) -> FileKey {
-        let prk = self.derive(&salt.0);
+    fn derive(&self, salt: [u8; SALT_BYTES]) -> FileKey {
+        let prk: Prk = Salt::new(HKDF_SHA256, &salt).extract(&self.master);
         let mut header = [0; FIELDS_BYTES];
         header[..8].copy_from_slice(MAGIC);
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[12..16].copy_from_slice(&(CHUNK_BYTES as u32).to_le_bytes());
-        header[16..48].copy_from_slice(&salt.0);
+        header[16..48].copy_from_slice(&salt);
         // HKDF refuses only outputs of more than 8160 bytes.
         let check = prk.expand(&[CHECK_INFO], CheckLength);
         check
@@ -104,9 +113,9 @@ impl Cipher {
         if version != VERSION {
             return Err(CipherError::Version { version });
         }
-        let mut salt = Digest([0; 32]);
-        salt.0.copy_from_slice(&header[16..48]);
-        let found = self.file_key(salt);
+        let mut salt = [0; SALT_BYTES];
+        salt.copy_from_slice(&header[16..48]);
+        let found = self.derive(salt);
         let (fields, rest) = header.split_at(FIELDS_BYTES);
         if fields[..48] != found.header[..48] || rest.iter().any(|&byte| byte != 0) {
             return Err(CipherError::Header);
@@ -169,22 +178,22 @@ fn nonce(chunk: u64, last: bool) -> Nonce {
 pub struct EncryptWriter<W> {
     inner: W,
     key: FileKey,
-    salt: Digest,
+    plain: Digest,
     hasher: Hasher,
     buffer: Vec<u8>,
     chunk: u64,
 }
 
 impl<W: Write> EncryptWriter<W> {
-    /// Starts an encrypted file whose plain bytes have the digest `salt`; writes its header. Errors: those of `inner`.
-    pub fn new(cipher: &Cipher, salt: Digest, mut inner: W) -> io::Result<EncryptWriter<W>> {
-        let key = cipher.file_key(salt);
+    /// Starts an encrypted file whose plain bytes have the digest `plain`; writes its header. Errors: those of `inner`.
+    pub fn new(cipher: &Cipher, plain: Digest, mut inner: W) -> io::Result<EncryptWriter<W>> {
+        let key = cipher.key_of(plain);
         inner.write_all(&key.header)?;
         inner.write_all(&[0; HEADER_BYTES as usize - FIELDS_BYTES])?;
         Ok(EncryptWriter {
             inner,
             key,
-            salt,
+            plain,
             hasher: Hasher::new(),
             buffer: Vec::with_capacity(CHUNK_BYTES + TAG_BYTES),
             chunk: 0,
@@ -197,8 +206,8 @@ impl<W: Write> EncryptWriter<W> {
     /// kept); those of the inner writer.
     pub fn finish(mut self) -> io::Result<W> {
         let found = std::mem::take(&mut self.hasher).finish();
-        if found != self.salt {
-            let text = format!("the bytes to encrypt have the digest {found} and not {}", self.salt);
+        if found != self.plain {
+            let text = format!("the bytes to encrypt have the digest {found} and not {}", self.plain);
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         self.write_chunk(true)?;

@@ -1,5 +1,7 @@
 //! Reads and writes of an S3 store that misbehaves.
 
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
+
 mod fake;
 
 use std::path::Path;

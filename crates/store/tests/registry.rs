@@ -1,5 +1,7 @@
 //! Reads of registries' blobs: tokens, redirects, and answers that are not what was asked for.
 
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
+
 mod fake;
 
 use std::sync::{Arc, Mutex};

@@ -20,6 +20,7 @@ from agentenv.images.program import ImageProgram, LayerMaker
 from agentenv.images.reference import LocalReference, RegistryReference, Transport, parse_reference
 from agentenv.images.registry import RegistryClient
 from agentenv.images.registry_source import RegistrySource
+from agentenv.images.repository_layers import RepositoryLayers
 from agentenv.images.source import Image, ImageLayer, Source
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "RegistryReference",
     "RegistrySettings",
     "RegistrySource",
+    "RepositoryLayers",
     "ScratchSource",
     "Source",
     "Transport",

@@ -53,8 +53,8 @@ class ConvertedLayers(Protocol):
     async def put(self, chain_key: str, layer: Path, parent_id: str | None) -> ConvertedLayer:
         """Publish the file, durably, and record it, in the place of an older one. Leaves `layer` as it is."""
 
-    async def local_file(self, layer_id: str) -> Path:
-        """The layer as a plain file on this node, to be read as a parent of another conversion."""
+    async def local_file(self, layer_id: str, folder: Path) -> Path:
+        """The layer as a plain file on this node, to be read as a parent: its own, or a copy made in `folder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class _Work:
         self._mine: set[str] = set()
         self._known: dict[str, ConvertedLayer | None] = {}
         self._ids: list[str] = []
-        # Layers of this conversion, which need not be asked for as parents.
+        # Layers as files: made by this conversion, or asked for as parents.
         self._files: dict[str, Path] = {}
         self._downloads: dict[int, asyncio.Task[Path]] = {}
         self._ahead = asyncio.Semaphore(AHEAD_MAX)
@@ -202,7 +202,9 @@ class _Work:
         return made
 
     async def _parent_file(self, layer_id: str) -> Path:
-        return self._files.get(layer_id) or await self._of.layers.local_file(layer_id)
+        if layer_id not in self._files:
+            self._files[layer_id] = await self._of.layers.local_file(layer_id, self._staging)
+        return self._files[layer_id]
 
     async def _downloaded(self, at: int) -> Path:
         if (task := self._downloads.get(at)) is not None:

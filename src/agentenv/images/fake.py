@@ -40,7 +40,7 @@ class FakeConvertedLayers:
         self.records[chain_key] = ConvertedLayer(layer_id, parent_id)
         return self.records[chain_key]
 
-    async def local_file(self, layer_id: str) -> Path:
+    async def local_file(self, layer_id: str, folder: Path) -> Path:
         """See `ConvertedLayers.local_file`."""
         return self.folder / layer_id
 

@@ -19,7 +19,7 @@ import msgspec
 
 from agentenv.errors import OperationFailed, RepositoryDamaged, StorageFull, StoreRefused, StoreUnavailable
 from agentenv.model import Blob
-from agentenv.snapshots.blobs import layer_key, state_key
+from agentenv.snapshots.blobs import LAYERS, layer_key, state_key
 from agentenv.snapshots.stores.files import translated
 from agentenv.snapshots.stores.interface import OBJECT_BYTES_MAX, Store
 from agentenv.snapshots.stores.posix import CannotLink, PosixStore
@@ -125,12 +125,12 @@ class WorkerOptions:
     compression: str | None = None
     encrypt: bool = False
 
-    def command(self, what: str, local: Path, prefix: str) -> list[str]:
+    def command(self, layer: Path) -> list[str]:
         """The arguments of one publication."""
-        named = ["--layer" if what == "publish" else "--file", str(local)]
         target = ["--dir", str(self.directory)] if self.directory else ["--store", str(self.store_name)]
-        command = [str(self.program), what, *named, "--stores", str(self.stores_file), *target, "--prefix", prefix]
-        if what == "publish" and self.compression:
+        command = [str(self.program), "publish", "--layer", str(layer), "--stores", str(self.stores_file), *target]
+        command += ["--prefix", LAYERS]
+        if self.compression:
             command += ["--compress", self.compression]
         if self.encrypt:
             command += ["--encrypt"]
@@ -151,16 +151,7 @@ class WorkerPublisher:
 
     async def layer(self, local: Path) -> Blob:
         """See `Publisher.layer`."""
-        return await self._publish("publish", local, "layers/")
-
-    async def state(self, local: Path) -> Blob:
-        """See `Publisher.state`."""
-        if self._options.encrypt:
-            return await self._publish("put-file", local, "states/")
-        return await self._states.state(local)
-
-    async def _publish(self, what: str, local: Path, prefix: str) -> Blob:
-        answer = await run_worker(self._options.command(what, local, prefix), self._progress)
+        answer = await run_worker(self._options.command(local), self._progress)
         try:
             return Blob(
                 digest=answer["digest"],
@@ -169,10 +160,14 @@ class WorkerPublisher:
                 plain_size_bytes=answer["plain_size_bytes"],
                 blocks_digest=answer.get("blocks_digest"),
                 encryption=answer.get("encryption"),
-                compression=self._options.compression if what == "publish" else None,
+                compression=self._options.compression,
             )
         except KeyError as error:
-            raise OperationFailed(f"aenv-storage {what} answered without {error}") from error
+            raise OperationFailed(f"aenv-storage publish answered without {error}") from error
+
+    async def state(self, local: Path) -> Blob:
+        """See `Publisher.state`. As it is, also where layers are encrypted: nothing could read it back but a server."""
+        return await self._states.state(local)
 
 
 async def run_worker(command: Sequence[str], progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:

@@ -153,6 +153,43 @@ async def test_import_and_merge_make_layers_that_read_the_same(bench: Bench) -> 
     assert await kind_of(client.import_raw(files / "nobody", files / "l2")) == "not_found"
 
 
+async def test_equal_content_has_an_equal_digest_whichever_form_the_file_has(bench: Bench) -> None:
+    """A sealed upper and its compact copy are the same layer to the repository."""
+    client, files = bench.client, bench.files
+    path = await client.export_disk("d", MIB, [], files / "u0")
+    write(path, 65536, b"x" * 4096)
+    await client.seal_disk("d", None)
+    sealed = await client.digest(files / "u0")
+    assert len(sealed.digest) == 64
+    assert sealed.sparse
+    compact = await client.compact(files / "u0", files / "dense")
+    assert compact.layer == str(files / "dense")
+    assert (await client.digest(files / "dense")).digest == sealed.digest
+    again = await client.export_memory("m", MIB, [compact.layer])
+    assert read(again, 65536, 4096) == b"x" * 4096
+    assert await kind_of(client.compact(files / "u0", files / "dense")) == "exists"
+    assert await kind_of(client.digest(files / "nobody")) == "not_found"
+
+
+async def test_other_content_has_another_digest(bench: Bench) -> None:
+    """Also where only a place differs."""
+    client, files = bench.client, bench.files
+    digests = set()
+    for name, offset in (("a", 0), ("b", 4096), ("c", 0)):
+        path = await client.export_disk(name, MIB, [], files / name)
+        write(path, offset, (b"z" if name == "c" else b"x") * 4096)
+        await client.seal_disk(name, None)
+        digests.add((await client.digest(files / name)).digest)
+    assert len(digests) == 3
+
+
+async def test_without_a_cache_its_state_is_empty(bench: Bench) -> None:
+    """`aenv storage` asks every node."""
+    state = await bench.client.cache()
+    assert (state.size_bytes, state.size_bytes_max, state.blobs) == (0, 0, ())
+    assert await kind_of(bench.client.cache_evict()) == "invalid"
+
+
 async def test_sync_names_what_is_missing(bench: Bench) -> None:
     """And succeeds for what is there."""
     (files_path := bench.files / "f").write_bytes(b"x")

@@ -56,3 +56,32 @@ async def test_what_was_synced_can_be_asked(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     await fake.sync([tmp_path / "f"])
     assert fake.synced == [str(tmp_path / "f")]
+
+
+async def test_descriptors_read_as_what_they_stand_for(tmp_path: Path) -> None:
+    """A file at once; an object of a store by the hook that a test sets."""
+    fake = FakeBlock(tmp_path)
+    (tmp_path / "layer").write_bytes(b"x" * 4096)
+    local, remote = tmp_path / "local.blob", tmp_path / "remote.blob"
+    local.write_text(f'{{"aenv_blob":1,"source":{{"kind":"file","path":"{tmp_path}/layer"}}}}')
+    remote.write_text('{"aenv_blob":1,"source":{"kind":"object","store":"s","key":"k"}}')
+    assert (await fake.export_memory("m", 4096, [local])).read_bytes() == b"x" * 4096
+    with pytest.raises(BlockError) as caught:
+        await fake.export_memory("n", 4096, [remote])
+    assert caught.value.kind == "unsupported"
+    fake.remote_blob = lambda descriptor: tmp_path / ("layer" if descriptor["source"]["key"] == "k" else "nobody")
+    assert (await fake.export_memory("n", 4096, [remote])).read_bytes() == b"x" * 4096
+
+
+async def test_traces_prefetches_and_fills_can_be_asked(tmp_path: Path) -> None:
+    """So that a test can hold when the node asks for them."""
+    fake = FakeBlock(tmp_path)
+    await fake.trace_start("t")
+    assert await fake.trace_finish("t", tmp_path / "trace") == 0
+    await fake.prefetch(tmp_path / "trace", [tmp_path / "a.blob"])
+    await fake.fill([tmp_path / "a.blob"], 1 << 20)
+    assert fake.prefetched == [str(tmp_path / "trace")]
+    assert fake.filled == [str(tmp_path / "a.blob")]
+    with pytest.raises(BlockError) as caught:
+        await fake.trace_finish("t", tmp_path / "trace")
+    assert caught.value.kind == "not_found"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,6 +61,11 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def unpacked(content: bytes, compression: str) -> bytes:
+    command = {"none": ["cat"], "gzip": ["gzip", "-dc"], "zstd": ["zstd", "-dcq"]}[compression]
+    return subprocess.run(command, input=content, capture_output=True, check=True, timeout=60).stdout
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 async def test_the_layout_is_an_image_with_its_configuration_kept(tmp_path: Path, compression: str) -> None:
     dump = FakeDump()
@@ -75,6 +81,7 @@ async def test_the_layout_is_an_image_with_its_configuration_kept(tmp_path: Path
     assert [entry["comment"] for entry in body["history"]] == ["snapshot s1"]
     packed = (await source.fetch_layer(found.layers[0], tmp_path / "x", lambda _: None)).read_bytes()
     assert digest_of(packed) == made.layer_digest
+    assert unpacked(packed, compression) == FILES
     assert compression == "none" or len(packed) < len(FILES) / 4
 
 

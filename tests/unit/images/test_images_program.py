@@ -101,21 +101,17 @@ def alive(folder: Path) -> bool:
     return True
 
 
-async def started(folder: Path) -> None:
-    async with asyncio.timeout(20):
-        while not (folder / "ready").exists():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("trap", ["", "trap '' TERM;"])
 async def test_a_cancel_ends_the_process_before_it_goes_on(
     tmp_path: Path, trap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that does not listen."""
     monkeypatch.setattr(program, "END_S_MAX", 0.05)
-    body = f"{trap} echo >{tmp_path}/ready; while :; do sleep 0.01; done"
-    running = asyncio.ensure_future(apply(scripted(tmp_path, body), tmp_path))
-    await started(tmp_path)
+    line = json.dumps({"done_bytes": 1, "total_bytes": 2})
+    made = scripted(tmp_path, f"{trap} echo '{line}' >&2; while :; do sleep 0.01; done")
+    begun = asyncio.Event()
+    running = asyncio.ensure_future(made.apply(task_in(tmp_path), lambda _done, _total: begun.set()))
+    await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.unit.snapshots.lossy_files import Unsynced
 from tests.unit.snapshots.repository_world import Node, content_ids
 from tests.unit.snapshots.step_world import SteppedStore, Steps
 
@@ -45,7 +46,8 @@ class Race:
         self.steps = Steps(self.clock)
         self.stores = {name: SteppedStore(self.steps, name, self.store) for name in ("committer", "sweeper")}
         self.nodes = {
-            name: Node(name, store, tmp_path / name, self.steps.timing(name)) for name, store in self.stores.items()
+            name: Node(name, store, tmp_path / name, self.steps.timing(name), Unsynced())
+            for name, store in self.stores.items()
         }
         self.contents = itertools.count()
 

@@ -7,15 +7,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aenv_layers::{Layer, Registry, SECTOR_BYTES};
+use aenv_layers::{Layer, SECTOR_BYTES};
 
 use super::{CaptureError, Range};
-use crate::export::Content;
+use crate::export::{Content, Layers};
 use crate::limits::PAGE_BYTES;
 
 /// The base's content, or None where the new layer must lie upon the image itself.
 pub fn usable(
-    registry: &Arc<Registry>,
+    layers: &Layers,
     image: &[String],
     base: &[String],
     dirty: &[Range],
@@ -26,14 +26,15 @@ pub fn usable(
     };
     let dirty = Pages::of(dirty, size_bytes);
     for path in captures {
-        let layer = registry
+        let layer = layers
+            .registry
             .open(Path::new(path))
             .map_err(|source| CaptureError::Parent { source })?;
         if !covers(&dirty, &layer) {
             return Ok(None);
         }
     }
-    let content = Content::open(registry, base, None, size_bytes)?;
+    let content = Content::open(layers, base, None, size_bytes)?;
     Ok(Some(Arc::new(content)))
 }
 

@@ -5,18 +5,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aenv_wire::block::{
-    AbandonOk, Empty, ErrorKind, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRaw, ImportRawOk, Merge, MergeOk,
-    Name, Operation, PROTOCOL_VERSION, Request, StatsOk, encode_error, encode_ok,
+    AbandonOk, Empty, ExportKind, ExportOk, ExportsOk, HelloOk, Name, Operation, PROTOCOL_VERSION, Request, StatsOk,
+    encode_error, encode_ok,
 };
 use rustix::process::Signal;
 use serde::Serialize;
 
+use super::layers;
 use super::refusal::Refusal;
 use crate::capture::Captures;
 use crate::export::{Export, Exports, check_path};
-use crate::files::{remove_if_there, rename_new, sibling, sync_with_directory};
+use crate::files::sync_with_directory;
 use crate::fuse::Session;
 use crate::process::Peer;
+use crate::remote::Remote;
 use crate::stats::{Counter, Counters};
 
 /// Everything that operations touch.
@@ -94,19 +96,16 @@ impl Daemon {
                 .cancel(&asked.job)
                 .map(|()| encode_ok(id, &Empty {}))
                 .map_err(Refusal::from),
-            Operation::Merge(asked) => merge(&asked).map(|a| encode_ok(id, &a)),
-            Operation::ImportRaw(asked) => import_raw(&asked).map(|a| encode_ok(id, &a)),
-            Operation::Cache => ok(id, aenv_wire::block::CacheOk::default()),
-            Operation::Digest(_)
-            | Operation::Compact(_)
-            | Operation::TraceStart(_)
-            | Operation::TraceFinish(_)
-            | Operation::Prefetch(_)
-            | Operation::Fill(_)
-            | Operation::CacheEvict(_) => Err(Refusal::new(
-                ErrorKind::Unsupported,
-                "this blockd was given no stores and no cache",
-            )),
+            Operation::Merge(asked) => layers::merge(&self.exports, &asked).map(|a| encode_ok(id, &a)),
+            Operation::ImportRaw(asked) => layers::import_raw(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Digest(asked) => layers::digest(&self.exports, &asked.path).map(|a| encode_ok(id, &a)),
+            Operation::Compact(asked) => layers::compact(&self.exports, &asked).map(|a| encode_ok(id, &a)),
+            Operation::TraceStart(asked) => self.remote().trace_start(asked).map(|a| encode_ok(id, &a)),
+            Operation::TraceFinish(asked) => self.remote().trace_finish(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Prefetch(asked) => self.remote().prefetch(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Fill(asked) => self.remote().fill(&asked).map(|a| encode_ok(id, &a)),
+            Operation::Cache => ok(id, self.remote().state()),
+            Operation::CacheEvict(asked) => self.remote().evict(&asked).map(|a| encode_ok(id, &a)),
             Operation::Stats => ok(id, self.stats()),
             Operation::Shutdown => {
                 // Before the signal: a keeper that is just being replaced is told by the watcher, which looks after.
@@ -116,6 +115,10 @@ impl Daemon {
             }
         };
         outcome.unwrap_or_else(|refusal| encode_error(id, refusal.kind, &refusal.message))
+    }
+
+    fn remote(&self) -> &Remote {
+        &self.exports.layers.remote
     }
 
     pub fn keeper(&self) -> Arc<Peer> {
@@ -190,43 +193,4 @@ fn sync(paths: &[String]) -> Result<Empty, Refusal> {
         sync_with_directory(Path::new(path)).map_err(|error| Refusal::io(&format!("cannot sync {path}"), &error))?;
     }
     Ok(Empty {})
-}
-
-fn merge(asked: &Merge) -> Result<MergeOk, Refusal> {
-    let layers: Vec<PathBuf> = asked.layers.iter().map(PathBuf::from).collect();
-    let report = made_whole(&asked.into, |partial| aenv_layers::merge(&layers, partial))?;
-    Ok(MergeOk {
-        layer: asked.into.clone(),
-        data_bytes: report.data_bytes,
-    })
-}
-
-fn import_raw(asked: &ImportRaw) -> Result<ImportRawOk, Refusal> {
-    check_path(&asked.source)?;
-    let report = made_whole(&asked.into, |partial| {
-        aenv_layers::import_raw(Path::new(&asked.source), partial)
-    })?;
-    Ok(ImportRawOk {
-        layer: asked.into.clone(),
-        data_bytes: report.data_bytes,
-        size_bytes: report.size_bytes,
-    })
-}
-
-/// Makes a layer under a temporary name, so that a file of its final name is always whole. An existing one is never
-/// replaced: it may be in use.
-fn made_whole<T>(into: &str, make: impl FnOnce(&Path) -> Result<T, aenv_layers::Error>) -> Result<T, Refusal> {
-    check_path(into)?;
-    let partial = sibling(Path::new(into), ".partial");
-    let taken = || Refusal::new(ErrorKind::Exists, format!("{into} is there already"));
-    if Path::new(into).exists() {
-        return Err(taken());
-    }
-    remove_if_there(&partial).map_err(|error| Refusal::io("cannot remove a leftover", &error))?;
-    let report = make(&partial)?;
-    rename_new(&partial, Path::new(into)).map_err(|error| {
-        let _ = remove_if_there(&partial);
-        Refusal::io(&format!("cannot name {into}"), &error)
-    })?;
-    Ok(report)
 }

@@ -6,8 +6,9 @@
 
 mod connection;
 mod dispatch;
+mod layers;
 mod refusal;
 
 pub use connection::listen;
 pub use dispatch::Daemon;
-pub use refusal::chain;
+pub use refusal::{Refusal, chain};

@@ -3,10 +3,13 @@
 use std::error::Error;
 use std::io;
 
+use aenv_cache::CacheError;
+use aenv_store::{CipherError, DescriptorError, StoreError, StoreErrorKind};
 use aenv_wire::block::ErrorKind;
 
 use crate::capture::CaptureError;
 use crate::export::ExportError;
+use crate::remote::RemoteError;
 
 /// What a client is told.
 #[derive(Debug)]
@@ -95,7 +98,67 @@ fn export_kind(error: &ExportError) -> ErrorKind {
     }
 }
 
+impl From<RemoteError> for Refusal {
+    fn from(error: RemoteError) -> Refusal {
+        Refusal {
+            kind: remote_kind(&error),
+            message: chain(&error),
+        }
+    }
+}
+
+fn remote_kind(error: &RemoteError) -> ErrorKind {
+    match error {
+        RemoteError::NotConfigured => ErrorKind::Unsupported,
+        RemoteError::Descriptor(DescriptorError::Read { source, .. }) => io_kind(source),
+        RemoteError::Descriptor(_) => ErrorKind::Invalid,
+        RemoteError::Store(error) => store_kind(error),
+        RemoteError::Cache(error) => cache_kind(error),
+        RemoteError::List(error) => origin_kind(error),
+        RemoteError::OtherList | RemoteError::BadList(_) | RemoteError::ListOfAnother { .. } => ErrorKind::Corrupt,
+        RemoteError::NoKey => ErrorKind::Invalid,
+    }
+}
+
+fn cache_kind(error: &CacheError) -> ErrorKind {
+    match error {
+        CacheError::InUse(_) => ErrorKind::Busy,
+        CacheError::File { source, .. } => io_kind(source),
+        CacheError::BadSpec(_) | CacheError::Differs { .. } => ErrorKind::Invalid,
+        CacheError::WrongBytes { .. } => ErrorKind::Corrupt,
+        CacheError::Refused { source, .. } => origin_kind(source),
+        CacheError::Cancelled { .. } => ErrorKind::Canceled,
+        CacheError::TimedOut { .. } | CacheError::WaitedForOthers { .. } => ErrorKind::Io,
+    }
+}
+
+/// What is not in the store is not found; anything else about a store is an I/O error to a client.
+fn origin_kind(error: &aenv_cache::OriginError) -> ErrorKind {
+    error.source.downcast_ref().map_or(ErrorKind::Io, store_kind)
+}
+
+fn store_kind(error: &StoreError) -> ErrorKind {
+    match error.kind() {
+        StoreErrorKind::NotFound => ErrorKind::NotFound,
+        StoreErrorKind::Transient | StoreErrorKind::Denied | StoreErrorKind::Invalid => ErrorKind::Io,
+    }
+}
+
+/// What an opener or a blob of ours put into an error of the layers; none if it is somebody else's.
+fn kind_behind(error: &aenv_layers::Error) -> Option<ErrorKind> {
+    let aenv_layers::Error::Remote { source, .. } = error else {
+        return None;
+    };
+    let remote = source.downcast_ref().map(remote_kind);
+    let cache = || source.downcast_ref().map(cache_kind);
+    let cipher = || source.is::<CipherError>().then_some(ErrorKind::Corrupt);
+    remote.or_else(cache).or_else(cipher)
+}
+
 fn layers_kind(error: &aenv_layers::Error) -> ErrorKind {
+    if let Some(kind) = kind_behind(error) {
+        return kind;
+    }
     match error.kind() {
         aenv_layers::ErrorKind::NotFound => ErrorKind::NotFound,
         aenv_layers::ErrorKind::Exists => ErrorKind::Exists,

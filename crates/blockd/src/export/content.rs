@@ -6,6 +6,14 @@ use std::sync::Arc;
 use aenv_layers::{Registry, SealReport, Stack};
 
 use super::ExportError;
+use crate::remote::Remote;
+
+/// The layers that are open, and what gives the remote ones among them their bytes.
+#[derive(Debug)]
+pub struct Layers {
+    pub registry: Arc<Registry>,
+    pub remote: Arc<Remote>,
+}
 
 #[derive(Debug)]
 pub struct Content {
@@ -14,18 +22,14 @@ pub struct Content {
 
 impl Content {
     /// Opens the layers, bottom first; a missing upper is created, an existing one reopened.
-    pub fn open(
-        layers: &Arc<Registry>,
-        lowers: &[String],
-        upper: Option<&str>,
-        size: u64,
-    ) -> Result<Content, ExportError> {
+    pub fn open(layers: &Layers, lowers: &[String], upper: Option<&str>, size: u64) -> Result<Content, ExportError> {
         let paths: Vec<PathBuf> = lowers.iter().map(PathBuf::from).collect();
         let failed = |source| ExportError::Layers {
             what: upper.unwrap_or("a memory image").to_owned(),
             source,
         };
-        let stack = Stack::open_with(layers, &paths, upper.map(Path::new), size).map_err(failed)?;
+        let open = || Stack::open_with(&layers.registry, &paths, upper.map(Path::new), size);
+        let stack = layers.remote.while_opening(&paths, open).map_err(failed)?;
         Ok(Content { stack })
     }
 

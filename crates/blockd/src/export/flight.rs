@@ -13,6 +13,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::limits::{PARKED_BYTES_MAX, RUNNING_PER_EXPORT_MAX};
 
@@ -33,7 +34,14 @@ pub struct Finished {
     /// Whether the request is still waiting for its answer.
     pub wanted: bool,
     /// A parked request, which is running from now on and is the caller's to handle.
-    pub next: Option<Vec<u8>>,
+    pub next: Option<Parked>,
+}
+
+/// A request as bytes, and since when it waits.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Parked {
+    pub request: Vec<u8>,
+    pub since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +54,7 @@ struct Inner {
     running: HashSet<u64>,
     /// Threads inside handlers; stays above `running.len()` while handlers of abandoned requests are still blocked.
     threads: usize,
-    parked: VecDeque<(u64, Vec<u8>)>,
+    parked: VecDeque<(u64, Parked)>,
     parked_bytes: usize,
     abandoned: bool,
 }
@@ -68,7 +76,11 @@ impl Flight {
         }
         if inner.threads >= RUNNING_PER_EXPORT_MAX && inner.parked_bytes + request.len() <= PARKED_BYTES_MAX {
             inner.parked_bytes += request.len();
-            inner.parked.push_back((unique, request.to_vec()));
+            let parked = Parked {
+                request: request.to_vec(),
+                since: Instant::now(),
+            };
+            inner.parked.push_back((unique, parked));
             return Begun::Parked;
         }
         inner.threads += 1;
@@ -81,15 +93,15 @@ impl Flight {
         let wanted = inner.running.remove(&unique);
         let next = inner.parked.pop_front();
         match &next {
-            Some((unique, request)) => {
-                inner.parked_bytes -= request.len();
+            Some((unique, parked)) => {
+                inner.parked_bytes -= parked.request.len();
                 inner.running.insert(*unique);
             }
             None => inner.threads -= 1,
         }
         Finished {
             wanted,
-            next: next.map(|(_, request)| request),
+            next: next.map(|(_, parked)| parked),
         }
     }
 
@@ -152,14 +164,10 @@ mod tests {
         }
         assert_eq!(flight.begin(100, b"first"), Begun::Parked);
         assert_eq!(flight.begin(101, b"second"), Begun::Parked);
-        assert_eq!(flight.finish(0).next.as_deref(), Some(&b"first"[..]));
-        assert_eq!(
-            flight.finish(100),
-            Finished {
-                wanted: true,
-                next: Some(b"second".to_vec())
-            }
-        );
+        assert_eq!(flight.finish(0).next.unwrap().request, b"first");
+        let finished = flight.finish(100);
+        assert!(finished.wanted);
+        assert_eq!(finished.next.unwrap().request, b"second");
         let mut waiting = flight.abandon();
         waiting.sort_unstable();
         assert_eq!(waiting.len(), RUNNING_PER_EXPORT_MAX);

@@ -13,13 +13,16 @@ mod table;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use aenv_cache::Cancel;
 use aenv_wire::block::ExportKind;
 
-pub use content::Content;
+pub use content::{Content, Layers};
 pub use error::{ExportError, layers_errno};
-pub use flight::{Begun, Flight};
+pub use flight::{Begun, Flight, Parked};
 pub use record::Record;
 pub use table::{Exports, check_name, check_path};
+
+use crate::remote::names_a_blob;
 
 /// One export. What never changes is plain; what changes is in the record, whose lock also keeps two changes of the
 /// same export apart. Readers and writers of content never take that lock.
@@ -30,6 +33,10 @@ pub struct Export {
     pub inode: u64,
     pub size_bytes: u64,
     pub flight: Flight,
+    /// Whether a read may have to wait for a store.
+    pub is_remote: bool,
+    /// Ends such waiting, when nobody wants the answer any more.
+    pub cancel: Cancel,
     /// Held while a sector is changed in part.
     pub partial_sectors: Mutex<()>,
     record: Mutex<Record>,
@@ -47,6 +54,9 @@ impl Export {
             inode: record.inode,
             size_bytes: record.size_bytes,
             flight: Flight::new(record.abandoned),
+            // A seal only adds local layers.
+            is_remote: record.layers.iter().any(|path| names_a_blob(path)),
+            cancel: Cancel::default(),
             partial_sectors: Mutex::new(()),
             record: Mutex::new(record),
             removed: AtomicBool::new(false),
@@ -56,7 +66,7 @@ impl Export {
     }
 
     /// The layers, opened at the first use after a restart: a take-over must not wait for the index of every export.
-    pub fn content(&self, layers: &Arc<aenv_layers::Registry>) -> Result<Arc<Content>, ExportError> {
+    pub fn content(&self, layers: &Layers) -> Result<Arc<Content>, ExportError> {
         if let Some(content) = self.content.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
             return Ok(content.clone());
         }

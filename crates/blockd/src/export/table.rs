@@ -8,15 +8,19 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
+use aenv_cache::{Patience, with_patience};
 use aenv_wire::block::{ExportDisk, ExportInfo, ExportKind, ExportMemory};
 
 use super::record::{Record, Records};
-use super::{Content, Export, ExportError};
-use crate::limits::{EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX};
+use super::{Content, Export, ExportError, Layers};
+use crate::limits::{
+    EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, OPERATION_OUTAGE, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX,
+};
+use crate::remote::{BlobOpener, Remote};
 
 #[derive(Debug)]
 pub struct Exports {
-    pub layers: Arc<aenv_layers::Registry>,
+    pub layers: Layers,
     pub(super) records: Records,
     tables: RwLock<Tables>,
     making: Mutex<Making>,
@@ -39,7 +43,7 @@ struct Tables {
 
 impl Exports {
     /// Reads what the blockd before left. Nothing is opened yet, but a seal that it did not finish is.
-    pub fn load(state_dir: &Path) -> Result<Exports, ExportError> {
+    pub fn load(state_dir: &Path, remote: Arc<Remote>) -> Result<Exports, ExportError> {
         let failed = |source| ExportError::State {
             path: state_dir.to_owned(),
             source,
@@ -49,7 +53,10 @@ impl Exports {
         for record in records.load().map_err(failed)? {
             tables.insert(Arc::new(Export::new(record, None)));
         }
-        let layers = aenv_layers::Registry::new();
+        let layers = Layers {
+            registry: aenv_layers::Registry::with_opener(Arc::new(BlobOpener(remote.clone()))),
+            remote,
+        };
         let exports = Exports {
             layers,
             records,
@@ -134,6 +141,7 @@ impl Exports {
         tables.by_name.remove(name);
         drop(tables);
         let waiting = export.flight.abandon();
+        export.cancel.cancel();
         Ok((export, waiting))
     }
 
@@ -141,6 +149,7 @@ impl Exports {
     pub fn abandon(&self, name: &str) -> Result<(Arc<Export>, Vec<u64>), ExportError> {
         let export = self.by_name(name)?;
         let waiting = export.flight.abandon();
+        export.cancel.cancel();
         Ok((export, waiting))
     }
 
@@ -171,7 +180,8 @@ impl Exports {
             making.opening.push((record.name.clone(), record.upper.clone()));
         }
         let name = record.name.clone();
-        let opened = Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes);
+        let open = || Content::open(&self.layers, &record.layers, record.upper.as_deref(), record.size_bytes);
+        let opened = with_patience(Patience::lasting(OPERATION_OUTAGE, None), open);
         let mut making = self.making();
         making.opening.retain(|(opening, _)| *opening != name);
         let content = opened?;

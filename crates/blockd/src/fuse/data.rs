@@ -68,12 +68,32 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8
     if length > 0 {
         // It fits: the buffer has room for a whole transfer and a sector on either side.
         let span = &mut data[..(sectors.end - sectors.start) as usize];
-        let result = content(session, export)?.read_at(span, sectors.start);
-        result.map_err(|error| failed(export, "read", &error))?;
+        let content = content(session, export)?;
+        read_content(session, export, &content, span, sectors.start).map_err(|error| failed(export, "read", &error))?;
     }
     session.counters.add_many(Counter::ReadBytes, length as u64);
     let lead = (offset - sectors.start) as usize;
     Ok(Done::Read(lead..lead + length))
+}
+
+/// Damage in a blob that only its format verifies may be what the store once gave and the cache kept: it is fetched
+/// again, once.
+fn read_content(
+    session: &Session,
+    export: &Export,
+    content: &Content,
+    span: &mut [u8],
+    offset: u64,
+) -> Result<(), aenv_layers::Error> {
+    match content.read_at(span, offset) {
+        Err(error) if export.is_remote && error.kind() == aenv_layers::ErrorKind::Corrupt => {
+            match session.exports.layers.remote.distrust(&export.snapshot().layers) {
+                true => content.read_at(span, offset),
+                false => Err(error),
+            }
+        }
+        outcome => outcome,
+    }
 }
 
 /// The sectors that a range of bytes touches, as bytes.

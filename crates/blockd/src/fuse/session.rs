@@ -1,19 +1,23 @@
 //! The threads that answer one mount.
 //!
-//! Each thread reads a request, handles it where it stands (handlers block on local files only) and reads the next.
+//! Each thread reads a request, handles it where it stands and reads the next. A handler blocks on local files, and on
+//! a store where the layers are remote: those have a limit of their own (`remote::Waiting`).
 //! Threads are started while all are inside handlers, up to `SERVE_THREADS_MAX`, and the surplus ends when idle:
 //! together with the limit per export (`export::Flight`), one slow file cannot take the mount down.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
+use aenv_cache::{Patience, with_patience};
 use aenv_wire::block::ExportKind;
 
 use super::abi::{self, Request, opcode};
 use super::channel::Channel;
 use super::{data, directory};
-use crate::export::{Begun, Export, Exports};
+use crate::export::{Begun, Export, Exports, Parked};
 use crate::limits::{SERVE_THREADS_MAX, STACK_BYTES, TRANSFER_BYTES_MAX};
+use crate::remote::Waiting;
 use crate::stats::{Counter, Counters};
 
 /// Everything that the threads of one mount share.
@@ -23,6 +27,7 @@ pub struct Session {
     pub channel: Channel,
     pub exports: Arc<Exports>,
     pub counters: Arc<Counters>,
+    waiting: Waiting,
     threads_at_rest: usize,
     threads: AtomicUsize,
     idle: AtomicUsize,
@@ -49,6 +54,7 @@ impl Session {
             channel,
             exports,
             counters,
+            waiting: Waiting::default(),
             threads_at_rest,
             threads,
             idle,
@@ -140,19 +146,42 @@ impl Session {
         match export.flight.begin(request.unique(), request.bytes()) {
             Begun::Parked => self.counters.add(Counter::Parked),
             Begun::Abandoned => self.channel.refuse(request.unique(), libc::EIO),
-            Begun::Run => {
-                let mut next = self.run(&export, request, data);
-                while let Some(parked) = next {
-                    next = self.run(&export, Request::new(&parked), data);
-                }
-            }
+            Begun::Run if !export.is_remote => self.run_all(&export, request, data, Instant::now()),
+            Begun::Run => self.run_remote(export, request, data),
         }
     }
 
-    /// Handles one request that is in flight, and returns a parked one to go on with.
-    fn run(&self, export: &Export, request: Request<'_>, data: &mut [u8]) -> Option<Vec<u8>> {
+    /// As `run_all`, unless too many threads are with exports that may wait for a store. Goes on with what was kept.
+    fn run_remote(&self, export: Arc<Export>, request: Request<'_>, data: &mut [u8]) {
+        if !self.waiting.enter(&export, request.bytes()) {
+            return;
+        }
+        self.run_all(&export, request, data, Instant::now());
+        while let Some(kept) = self.waiting.leave() {
+            self.run_all(&kept.export, Request::new(&kept.request), data, kept.since);
+        }
+    }
+
+    /// Handles one request that is in flight, then parked ones of the same export.
+    fn run_all(&self, export: &Export, request: Request<'_>, data: &mut [u8], since: Instant) {
+        let mut next = self.run(export, request, data, since);
+        while let Some(parked) = next {
+            next = self.run(export, Request::new(&parked.request), data, parked.since);
+        }
+    }
+
+    fn run(&self, export: &Export, request: Request<'_>, data: &mut [u8], since: Instant) -> Option<Parked> {
         let unique = request.unique();
-        let outcome = data::carry_out(self, export, request, data);
+        let outcome = match export.is_remote {
+            true => {
+                let deadline = since + self.exports.layers.remote.outage(export.kind);
+                let cancel = Some(export.cancel.clone());
+                with_patience(Patience { deadline, cancel }, || {
+                    data::carry_out(self, export, request, data)
+                })
+            }
+            false => data::carry_out(self, export, request, data),
+        };
         let finished = export.flight.finish(unique);
         if finished.wanted {
             match outcome {

@@ -35,6 +35,8 @@ pub struct KeeperArguments {
     pub folders: Folders,
     /// Options that are passed on to blockd as they are.
     pub serve_options: Vec<String>,
+    /// Looked at before anything is mounted: a cache that another node uses is a mistake to be told at once.
+    pub cache_dir: Option<PathBuf>,
     /// What a blockd that lost its keeper hands over.
     pub adopted: Option<Adopted>,
 }
@@ -51,6 +53,8 @@ pub struct Adopted {
 pub enum KeeperError {
     #[error("this state folder is in use")]
     InUse(#[source] LockError),
+    #[error("another node caches blocks there")]
+    CacheInUse(#[source] LockError),
     #[error("cannot make {}", path.display())]
     Folder {
         path: PathBuf,
@@ -88,6 +92,10 @@ pub fn run(mut arguments: KeeperArguments) -> Result<(), KeeperError> {
         None => {
             make_folder(&folders.run)?;
             make_folder(&folders.state)?;
+            if let Some(cache) = &arguments.cache_dir {
+                make_folder(cache)?;
+                drop(Lock::take(&cache.join("lock"), SHORT_LIFE).map_err(KeeperError::CacheInUse)?);
+            }
             Duration::ZERO
         }
     };

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test file is its own crate and uses its part
 
+pub mod store;
+
 use std::fs::{File, OpenOptions};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,10 @@ impl Daemons {
     /// `environment` reaches blockd too: the keeper hands its own on.
     pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Daemons {
         let folder = tempfile::Builder::new().prefix("blockd").tempdir().unwrap();
+        Daemons::start_in(folder, options, environment)
+    }
+
+    pub fn start_in(folder: tempfile::TempDir, options: &[&str], environment: &[(&str, &str)]) -> Daemons {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let mut daemons = Daemons {
             folder,

@@ -50,7 +50,9 @@ pub struct Ext2 {
 
 impl std::fmt::Debug for Ext2 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ext2").field("device", self.device()).finish_non_exhaustive()
+        f.debug_struct("Ext2")
+            .field("device", self.device())
+            .finish_non_exhaustive()
     }
 }
 
@@ -184,8 +186,7 @@ impl Ext2 {
     pub fn new_inode(&mut self, near: u32, mode: u16, is_dir: bool) -> Result<u32> {
         let mut ino = 0;
         // SAFETY: an open handle; the library's own bitmap is used.
-        let code =
-            unsafe { sys::ext2fs_new_inode(self.fs, near, c_int::from(mode), ptr::null_mut(), &raw mut ino) };
+        let code = unsafe { sys::ext2fs_new_inode(self.fs, near, c_int::from(mode), ptr::null_mut(), &raw mut ino) };
         if code == sys::EXT2_ET_INODE_ALLOC_FAIL {
             return Err(Ext2Error::NoInode);
         }
@@ -217,9 +218,7 @@ impl Ext2 {
     /// Frees all blocks of content; `inode` is what the inode holds afterwards. Errors: `Library`, `Device`.
     pub fn free_content(&mut self, ino: u32, inode: &mut Inode) -> Result<()> {
         // SAFETY: the buffer is a whole inode, of which the library uses the first half.
-        let code = unsafe {
-            sys::ext2fs_punch(self.fs, ino, inode.as_mut_ptr().cast(), ptr::null_mut(), 0, u64::MAX)
-        };
+        let code = unsafe { sys::ext2fs_punch(self.fs, ino, inode.as_mut_ptr().cast(), ptr::null_mut(), 0, u64::MAX) };
         self.check("free the blocks of a file", code)
     }
 
@@ -284,7 +283,14 @@ impl Ext2 {
         // SAFETY: name and seed live during the call; the length is the name's.
         let code = unsafe {
             let length = name.len() as c_int;
-            sys::ext2fs_dirhash(version, name.as_ptr().cast(), length, seed.as_ptr(), &raw mut hash, &raw mut minor)
+            sys::ext2fs_dirhash(
+                version,
+                name.as_ptr().cast(),
+                length,
+                seed.as_ptr(),
+                &raw mut hash,
+                &raw mut minor,
+            )
         };
         self.check("hash a name", code)?;
         Ok((hash, minor))

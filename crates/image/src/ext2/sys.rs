@@ -147,12 +147,7 @@ unsafe extern "C" {
     ) -> errcode_t;
 
     pub fn ext2fs_xattrs_open(fs: *mut Filsys, ino: u32, handle: *mut *mut c_void) -> errcode_t;
-    pub fn ext2fs_xattr_set(
-        handle: *mut c_void,
-        key: *const c_char,
-        value: *const c_void,
-        length: usize,
-    ) -> errcode_t;
+    pub fn ext2fs_xattr_set(handle: *mut c_void, key: *const c_char, value: *const c_void, length: usize) -> errcode_t;
     pub fn ext2fs_xattrs_write(handle: *mut c_void) -> errcode_t;
     pub fn ext2fs_xattrs_close(handle: *mut *mut c_void) -> errcode_t;
     pub fn ext2fs_free_ext_attr(fs: *mut Filsys, ino: u32, inode: *mut c_void) -> errcode_t;

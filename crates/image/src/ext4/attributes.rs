@@ -24,7 +24,11 @@ pub(super) fn read(device: &Device, ino: u32, inode: &Inode, inode_bytes: u16) -
     let mut found = Attributes::new();
     let bytes = inode.as_bytes();
     let start = 128 + usize::from(u16_at(bytes, EXTRA_SIZE));
-    if usize::from(inode_bytes) >= INODE_BYTES && start + 8 <= INODE_BYTES && start % 4 == 0 && u32_at(bytes, start) == MAGIC {
+    if usize::from(inode_bytes) >= INODE_BYTES
+        && start + 8 <= INODE_BYTES
+        && start % 4 == 0
+        && u32_at(bytes, start) == MAGIC
+    {
         let region = &bytes[start + 4..];
         parse(region, 0, &mut found).ok_or(damaged(ino))??;
     }
@@ -60,7 +64,11 @@ fn parse(region: &[u8], mut at: usize, found: &mut Attributes) -> Option<Result<
         };
         // A prefix that we do not know is none of the kernel's names either: it shows nothing of it.
         if let Some(full) = full_name(entry[1], name) {
-            let shown = if is_acl(&full) { acl_shown(value)? } else { value.to_vec() };
+            let shown = if is_acl(&full) {
+                acl_shown(value)?
+            } else {
+                value.to_vec()
+            };
             found.insert(full, shown);
         }
         at += (ENTRY_BYTES + name_bytes).next_multiple_of(4);

@@ -46,7 +46,11 @@ pub fn parse_block(block: &Block) -> Option<Vec<Dirent<'_>>> {
         if record.len() < 8 {
             return None;
         }
-        let (ino, length, name_bytes) = (u32_at(record, 0), usize::from(u16_at(record, 4)), usize::from(record[6]));
+        let (ino, length, name_bytes) = (
+            u32_at(record, 0),
+            usize::from(u16_at(record, 4)),
+            usize::from(record[6]),
+        );
         if length < 8 || length % 4 != 0 || length > record.len() {
             return None;
         }
@@ -89,7 +93,11 @@ impl Leaves {
         if self.blocks.is_empty() || self.used + bytes > LEAF_FILL {
             // One hash over two blocks: the low bit tells a search to go on into the next.
             let continued = !self.blocks.is_empty() && hash == self.last_hash;
-            self.start(if self.blocks.is_empty() { 0 } else { hash | u32::from(continued) });
+            self.start(if self.blocks.is_empty() {
+                0
+            } else {
+                hash | u32::from(continued)
+            });
         }
         self.last_hash = hash;
         self.put(ino, code, name);
@@ -146,7 +154,11 @@ pub fn build_single<'a>(ino: u32, parent: u32, entries: impl Iterator<Item = (u3
 pub fn build_index(ino: u32, parent: u32, hash_version: u8, leaves: Leaves) -> Vec<Block> {
     let (leaf_blocks, hashes) = leaves.finish();
     let direct = leaf_blocks.len() <= ROOT_PAIRS;
-    let groups: Vec<&[u32]> = if direct { Vec::new() } else { hashes.chunks(NODE_PAIRS).collect() };
+    let groups: Vec<&[u32]> = if direct {
+        Vec::new()
+    } else {
+        hashes.chunks(NODE_PAIRS).collect()
+    };
     let first_leaf = 1 + groups.len();
     let mut root = [0; BLOCK];
     let directory = FileType::Directory.dirent_code();
@@ -157,7 +169,12 @@ pub fn build_index(ino: u32, parent: u32, hash_version: u8, leaves: Leaves) -> V
     root[30] = u8::from(!direct);
     let mut blocks = Vec::with_capacity(first_leaf + leaf_blocks.len());
     if direct {
-        put_pairs(&mut root[ROOT_PAIRS_AT..], ROOT_PAIRS, hashes.iter().copied(), first_leaf);
+        put_pairs(
+            &mut root[ROOT_PAIRS_AT..],
+            ROOT_PAIRS,
+            hashes.iter().copied(),
+            first_leaf,
+        );
         blocks.push(root);
     } else {
         let firsts = groups.iter().map(|group| group[0]);

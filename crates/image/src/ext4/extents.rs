@@ -105,7 +105,10 @@ impl Walk<'_> {
             count: if unwritten { stored - EXTENT_BLOCKS_MAX } else { stored },
             unwritten,
         };
-        let after = self.extents.last().map_or(0, |last| u64::from(last.logical) + u64::from(last.count));
+        let after = self
+            .extents
+            .last()
+            .map_or(0, |last| u64::from(last.logical) + u64::from(last.count));
         let in_order = u64::from(extent.logical) >= after && extent.count > 0;
         let inside = extent.physical.saturating_add(u64::from(extent.count)) <= self.device.blocks();
         if !in_order || !inside || self.extents.len() >= EXTENTS_MAX {

@@ -43,7 +43,11 @@ impl Superblock {
             inodes: u32_at(bytes, 0x00),
             inodes_per_group: u32_at(bytes, 0x28),
             inode_bytes: u16_at(bytes, 0x58),
-            descriptor_bytes: if incompat & INCOMPAT_64BIT != 0 { u16_at(bytes, 0xfe) } else { 32 },
+            descriptor_bytes: if incompat & INCOMPAT_64BIT != 0 {
+                u16_at(bytes, 0xfe)
+            } else {
+                32
+            },
             needs_recovery: incompat & INCOMPAT_RECOVER != 0,
         };
         let sane = found.inodes_per_group > 0

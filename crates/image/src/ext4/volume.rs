@@ -35,11 +35,18 @@ impl<'a> Volume<'a> {
             let what = "the number";
             return Err(Ext4Error::Damaged { what, ino });
         }
-        let (group, index) = ((ino - 1) / self.superblock.inodes_per_group, (ino - 1) % self.superblock.inodes_per_group);
+        let (group, index) = (
+            (ino - 1) / self.superblock.inodes_per_group,
+            (ino - 1) % self.superblock.inodes_per_group,
+        );
         let at = BLOCK_BYTES + u64::from(group) * u64::from(self.superblock.descriptor_bytes);
         let descriptors = read_block(self.device, at / BLOCK_BYTES)?;
         let descriptor = &descriptors[(at % BLOCK_BYTES) as usize..][..usize::from(self.superblock.descriptor_bytes)];
-        let high = if descriptor.len() >= 64 { u64::from(u32_at(descriptor, 0x28)) } else { 0 };
+        let high = if descriptor.len() >= 64 {
+            u64::from(u32_at(descriptor, 0x28))
+        } else {
+            0
+        };
         let table = u64::from(u32_at(descriptor, 8)) | high << 32;
         let offset = u64::from(index) * u64::from(self.superblock.inode_bytes);
         let block = read_block(self.device, table.saturating_add(offset / BLOCK_BYTES))?;
@@ -107,7 +114,9 @@ pub fn target(device: &Device, ino: u32, inode: &Inode) -> Result<Vec<u8>, Ext4E
         return inode.content().get(..size).map(<[u8]>::to_vec).ok_or(damaged);
     }
     match walk(device, ino, inode)?.first() {
-        Some(extent) if extent.logical == 0 && !extent.unwritten => Ok(read_block(device, extent.physical)?[..size].to_vec()),
+        Some(extent) if extent.logical == 0 && !extent.unwritten => {
+            Ok(read_block(device, extent.physical)?[..size].to_vec())
+        }
         _ => Err(damaged),
     }
 }

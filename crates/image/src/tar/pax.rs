@@ -52,7 +52,11 @@ impl Overrides {
             if name.is_empty() || name.len() > ATTRIBUTE_NAME_MAX || name.contains(&0) {
                 return Err("the name of an extended attribute is empty, too long or holds a NUL");
             }
-            self.attributes.insert(name.to_vec(), value.to_vec());
+            // An empty value takes the record back, as of every key.
+            match value {
+                b"" => drop(self.attributes.remove(name)),
+                value => drop(self.attributes.insert(name.to_vec(), value.to_vec())),
+            }
             return Ok(());
         }
         match key {
@@ -70,7 +74,12 @@ impl Overrides {
             b"GNU.sparse.realsize" | b"GNU.sparse.size" => self.sparse.real_size = optional(value, decimal)?,
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => self.sparse_number(decimal(value)?)?,
             b"GNU.sparse.map" => {
-                self.sparse.map = Some(value.split(|&byte| byte == b',').map(decimal).collect::<Result<_, _>>()?);
+                self.sparse.map = Some(
+                    value
+                        .split(|&byte| byte == b',')
+                        .map(decimal)
+                        .collect::<Result<_, _>>()?,
+                );
             }
             _ => {}
         }
@@ -83,10 +92,16 @@ impl Overrides {
     }
 }
 
-/// Key, value, and what comes after the record.
-fn split_record(records: &[u8]) -> Result<(&[u8], &[u8], &[u8]), Malformed> {
+/// A record's key and value, and what comes after it.
+type Record<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+
+fn split_record(records: &[u8]) -> Result<Record<'_>, Malformed> {
     const MALFORMED: Malformed = "a record of a PAX header is malformed";
-    let space = records.iter().take(20).position(|&byte| byte == b' ').ok_or(MALFORMED)?;
+    let space = records
+        .iter()
+        .take(20)
+        .position(|&byte| byte == b' ')
+        .ok_or(MALFORMED)?;
     let length = usize::try_from(decimal(&records[..space])?).map_err(|_| MALFORMED)?;
     let record = records.get(space + 1..length).ok_or(MALFORMED)?;
     let (end, record) = record.split_last().ok_or(MALFORMED)?;
@@ -117,10 +132,11 @@ pub fn decimal(text: &[u8]) -> Result<u64, Malformed> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return Err(MALFORMED);
     }
-    text.iter().try_fold(0u64, |value, digit| {
-        value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-    })
-    .ok_or(MALFORMED)
+    text.iter()
+        .try_fold(0u64, |value, digit| {
+            value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+        })
+        .ok_or(MALFORMED)
 }
 
 /// Seconds with an optional sign and fraction; what is finer than a nanosecond is cut off.
@@ -182,7 +198,14 @@ mod test {
 
     #[test]
     fn malformed_records_are_refused() {
-        for records in [&b"99 path=x\n"[..], b"5 a=b\n", b"x", b"0 a=b\n", b"11 path=a\0b\n", b"7 =abc\n"] {
+        for records in [
+            &b"99 path=x\n"[..],
+            b"5 a=b\n",
+            b"x",
+            b"0 a=b\n",
+            b"11 path=a\0b\n",
+            b"7 =abc\n",
+        ] {
             assert!(Overrides::default().read(records).is_err(), "{records:?}");
         }
     }

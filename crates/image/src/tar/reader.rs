@@ -143,8 +143,7 @@ impl<R: Read> Reader<R> {
     fn sparse_map(&mut self, record: &Record, overrides: &Overrides) -> Result<(u64, Option<Pieces>), TarError> {
         let fields = &overrides.sparse;
         let (real_size, pieces) = if record[156] == b'S' {
-            let (real_size, mut pieces, mut more) =
-                sparse::old_header(record).map_err(|what| self.malformed(what))?;
+            let (real_size, mut pieces, mut more) = sparse::old_header(record).map_err(|what| self.malformed(what))?;
             while more {
                 let mut next = [0; RECORD_BYTES];
                 self.read_exact(&mut next)?;
@@ -154,7 +153,10 @@ impl<R: Read> Reader<R> {
         } else if fields.major == Some(1) && fields.minor == Some(0) {
             (fields.real_size, self.leading_map()?)
         } else if let Some(map) = &fields.map {
-            (fields.real_size, sparse::pairs(map).map_err(|what| self.malformed(what))?)
+            (
+                fields.real_size,
+                sparse::pairs(map).map_err(|what| self.malformed(what))?,
+            )
         } else {
             return Ok((self.unread, None));
         };

@@ -85,7 +85,11 @@ impl LeadingMap {
             match byte {
                 b'0'..=b'9' => {
                     let digit = u64::from(byte - b'0');
-                    let value = self.current.unwrap_or(0).checked_mul(10).and_then(|value| value.checked_add(digit));
+                    let value = self
+                        .current
+                        .unwrap_or(0)
+                        .checked_mul(10)
+                        .and_then(|value| value.checked_add(digit));
                     self.current = Some(value.ok_or(MALFORMED)?);
                 }
                 b'\n' => {

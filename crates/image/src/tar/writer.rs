@@ -41,9 +41,18 @@ impl<W: Write> Writer<W> {
         }
         let mut header = header(&entry.path, &entry.link, type_flag(entry.kind));
         octal(&mut header[100..108], u64::from(entry.mode));
-        octal(&mut header[108..116], u64::from(if entry.uid > ID_MAX { 0 } else { entry.uid }));
-        octal(&mut header[116..124], u64::from(if entry.gid > ID_MAX { 0 } else { entry.gid }));
-        octal(&mut header[124..136], if entry.size > SIZE_MAX { 0 } else { entry.size });
+        octal(
+            &mut header[108..116],
+            u64::from(if entry.uid > ID_MAX { 0 } else { entry.uid }),
+        );
+        octal(
+            &mut header[116..124],
+            u64::from(if entry.gid > ID_MAX { 0 } else { entry.gid }),
+        );
+        octal(
+            &mut header[124..136],
+            if entry.size > SIZE_MAX { 0 } else { entry.size },
+        );
         octal(&mut header[136..148], header_seconds(entry));
         octal(&mut header[329..337], u64::from(entry.major));
         octal(&mut header[337..345], u64::from(entry.minor));
@@ -148,11 +157,17 @@ fn time_text(entry: &Entry) -> String {
     let time = entry.mtime;
     let (sign, seconds, nanoseconds) = match (time.seconds < 0, time.nanoseconds) {
         (true, 1..) => ("-", (time.seconds + 1).unsigned_abs(), 1_000_000_000 - time.nanoseconds),
-        (negative, _) => (if negative { "-" } else { "" }, time.seconds.unsigned_abs(), time.nanoseconds),
+        (negative, _) => (
+            if negative { "-" } else { "" },
+            time.seconds.unsigned_abs(),
+            time.nanoseconds,
+        ),
     };
     match nanoseconds {
         0 => format!("{sign}{seconds}"),
-        _ => format!("{sign}{seconds}.{nanoseconds:09}").trim_end_matches('0').to_owned(),
+        _ => format!("{sign}{seconds}.{nanoseconds:09}")
+            .trim_end_matches('0')
+            .to_owned(),
     }
 }
 

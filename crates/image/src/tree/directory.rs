@@ -21,7 +21,9 @@ impl Tree {
             let directory = self.read_directory(ino)?;
             self.directories.insert(ino, directory);
         }
-        self.directories.get_mut(&ino).ok_or(TreeError::Read(Ext4Error::NotExt4))
+        self.directories
+            .get_mut(&ino)
+            .ok_or(TreeError::Read(Ext4Error::NotExt4))
     }
 
     fn read_directory(&mut self, ino: u32) -> Result<Directory> {
@@ -71,11 +73,17 @@ impl Tree {
             extents = self.take_blocks(0, blocks.len() as u64)?;
             inode = self.place_content(ino, inode, &extents)?;
         }
-        let numbers = extents.iter().flat_map(|extent| extent.physical..extent.physical + u64::from(extent.count));
+        let numbers = extents
+            .iter()
+            .flat_map(|extent| extent.physical..extent.physical + u64::from(extent.count));
         for (number, block) in numbers.zip(&mut blocks) {
             self.ext2.write_dir_block(ino, number, block)?;
         }
-        let subdirectories = directory.children.values().filter(|child| child.file_type == FileType::Directory).count();
+        let subdirectories = directory
+            .children
+            .values()
+            .filter(|child| child.file_type == FileType::Directory)
+            .count();
         inode.set_links(match subdirectories {
             0..=SUBDIRECTORIES_MAX => 2 + subdirectories as u16,
             _ => 1,
@@ -105,7 +113,10 @@ impl Tree {
         if leaves.count() > INDEX_FANOUT_MAX {
             return Err(TreeError::DirectoryTooLarge);
         }
-        Ok((build_index(ino, directory.parent, self.ext2.stored_hash_version(), leaves), true))
+        Ok((
+            build_index(ino, directory.parent, self.ext2.stored_hash_version(), leaves),
+            true,
+        ))
     }
 }
 

@@ -121,12 +121,16 @@ impl Tree {
         let mut inode = Inode::new(FileType::Symlink, 1);
         if target.len() <= SHORT_TARGET_MAX {
             inode.set_short_target(target);
-            return self.add(directory, name, FileType::Symlink, inode, attributes).map(drop);
+            return self
+                .add(directory, name, FileType::Symlink, inode, attributes)
+                .map(drop);
         }
         let extents = self.take_blocks(0, 1)?;
         let mut block = target.to_vec();
         block.resize(BLOCK_BYTES as usize, 0);
-        self.ext2.device_mut().write(&block, extents[0].physical * BLOCK_BYTES)?;
+        self.ext2
+            .device_mut()
+            .write(&block, extents[0].physical * BLOCK_BYTES)?;
         inode.set_size(target.len() as u64);
         let ino = self.add_placed(directory, name, inode, attributes, &extents)?;
         self.set_extended(ino, attributes, false)
@@ -258,8 +262,12 @@ impl Tree {
             return Ok(());
         }
         let named = attributes.extended.iter();
-        let named: Vec<_> = named.filter_map(|(name, value)| Some((attribute_name(name)?, &value[..]))).collect();
-        Ok(self.ext2.set_attributes(ino, named.iter().map(|(name, value)| (&name[..], *value)))?)
+        let named: Vec<_> = named
+            .filter_map(|(name, value)| Some((attribute_name(name)?, &value[..])))
+            .collect();
+        Ok(self
+            .ext2
+            .set_attributes(ino, named.iter().map(|(name, value)| (&name[..], *value)))?)
     }
 }
 
@@ -295,6 +303,9 @@ mod test {
 
     #[test]
     fn pieces_that_share_a_block_get_one_run() {
-        assert_eq!(block_runs(&[(0, 1), (100, 4000), (16384, 1), (1 << 30, 0)]), [(0, 2), (4, 1)]);
+        assert_eq!(
+            block_runs(&[(0, 1), (100, 4000), (16384, 1), (1 << 30, 0)]),
+            [(0, 2), (4, 1)]
+        );
     }
 }

@@ -178,8 +178,14 @@ mod test {
     #[test]
     fn names_have_limits() {
         assert!(ImagePath::parse(&[b'a'; 255]).is_ok());
-        assert_eq!(ImagePath::parse(&[b'a'; 256]), Err(PathError::NameTooLong { bytes: 256 }));
+        assert_eq!(
+            ImagePath::parse(&[b'a'; 256]),
+            Err(PathError::NameTooLong { bytes: 256 })
+        );
         assert_eq!(ImagePath::parse(b"a\0b"), Err(PathError::Nul));
-        assert!(matches!(ImagePath::parse(&b"a/".repeat(3000)), Err(PathError::TooLong { .. })));
+        assert!(matches!(
+            ImagePath::parse(&b"a/".repeat(3000)),
+            Err(PathError::TooLong { .. })
+        ));
     }
 }

@@ -60,5 +60,6 @@ def _section(path: Path, section: str) -> Mapping[str, str]:
     except (FileNotFoundError, PermissionError, NotADirectoryError):
         return {}
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a file of AWS profiles ({type(error).__name__})") from error
+        # Without its cause: that quotes the line, which may be a secret.
+        raise ConfigError(f"{path}: not a file of AWS profiles ({type(error).__name__})") from None
     return parser[section] if parser.has_section(section) else {}
