@@ -102,7 +102,7 @@ async def copy_pause(owner: Owner, work: Work) -> None:
     assert pause is not None
     manifest = _described(owner, replace(pause, snapshot_id=new_snapshot_id()), params)
     try:
-        await owner.host.layers.repository.commit(manifest)
+        manifest = await owner.host.layers.repository.commit(manifest)
     except AenvError as error:
         work.reject(error)
         return
@@ -113,8 +113,7 @@ async def copy_pause(owner: Owner, work: Work) -> None:
 async def commit(owner: Owner, manifest: SnapshotManifest) -> SnapshotManifest:
     """Make a branch point durable and visible: layers first, the record last. Returns it as it was committed."""
     layers = owner.host.layers
-    published = await layers.publish(manifest)
-    await layers.repository.commit(published)
+    published = await layers.repository.commit(await layers.publish(manifest))
     owner.host.commit_to_catalog(published)
     return published
 

@@ -77,7 +77,7 @@ async def commit_pause(owner: Owner, work: Work) -> Event:
         with layers.reserved(*ids):
             disk, memory = await _shortened(owner, ids)
             manifest = await layers.publish(_pause_manifest(owner, disk, memory))
-            await layers.repository.commit(manifest)
+            manifest = await layers.repository.commit(manifest)
             # The VMM may go on after all: its next capture stores what differs from this one.
             owner.update_durably(pause=manifest, pending=None, captured_memory=memory)
     except AenvError as error:

@@ -17,10 +17,14 @@ from agentenv.errors import ConfigError, HostUnsuitable
 from agentenv.guest import client as envd
 from agentenv.guest.initramfs import PROBE_MARKER
 from agentenv.guest.kernel import GuestFiles, prepare_guest
-from agentenv.images.convert import Converter
-from agentenv.images.endpoints import HostSettings, RegistrySettings
-from agentenv.images.program import ImageProgram
-from agentenv.images.registry import RegistryClient
+from agentenv.images import (
+    Converter,
+    HostSettings,
+    ImageProgram,
+    RegistryClient,
+    RegistrySettings,
+    RepositoryLayers,
+)
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
 from agentenv.node.admission import Admission, Limits, memory_mib
 from agentenv.node.database import Database
@@ -31,12 +35,13 @@ from agentenv.node.layers import Layers
 from agentenv.node.node import Node, NodeSettings
 from agentenv.node.prefetching import FirstStarts
 from agentenv.node.tokens import Tokens, load_or_create_secret
-from agentenv.server.converted import ConvertedStore
+from agentenv.server.image_records import ImageRecords
 from agentenv.server.images import Images
 from agentenv.server.proxy import ProxyDaemon, ProxyWithdrawals
-from agentenv.server.repositories import Opened, open_repository, open_stores
+from agentenv.server.repositories import Opened, open_configured, open_stores
 from agentenv.server.stores import StoresFile
 from agentenv.snapshots import Catalog
+from agentenv.snapshots.converted import ConvertedLayers
 from agentenv.templates.builder import Builder
 from agentenv.vmm import GuestKernel
 from agentenv.vmm.probe import ProbeInputs, choose_driver
@@ -91,7 +96,7 @@ async def compose(config: Config) -> Composition:
     driver, report = await choose_driver(probe_inputs(config, guest))
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
     block = BlockClient(run / "blockd.sock")
-    opened = await asyncio.to_thread(open_repository, config, block, stores)
+    opened = await asyncio.to_thread(open_configured, config, block)
     await opened.repository.load()
     layers = Layers(opened.repository, opened.grace_s)
     slots = _open_slots(config)
@@ -127,14 +132,16 @@ def make_images(composition: Composition, builder: Builder) -> Images:
     config, host, opened = composition.config, composition.host, composition.repository
     staging = config.server.state_dir / "staging" / "images"
     program = ImageProgram(config.server.bin_dir / "aenv-image")
-    converted = ConvertedStore(opened.repository, opened.store, host.block, staging / "parents")
+    converted = ConvertedLayers(opened.store, opened.repository)
+    local_layers = RepositoryLayers(converted, opened.repository.path, host.block.compact)
     client = RegistryClient(registry_settings(config.images))
     return Images(
         composition.node,
         host.layers,
         builder,
-        converted,
-        Converter(converted, program, staging),
+        ImageRecords(opened.store, converted),
+        local_layers,
+        Converter(local_layers, program, staging),
         program,
         client,
         composition.stores,

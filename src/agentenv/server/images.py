@@ -20,19 +20,27 @@ from typing import Any, Final
 
 from agentenv.clock import Clock
 from agentenv.errors import ImageNotFound, InvalidRequest, TemplateNotFound
-from agentenv.images.accelerated import AcceleratedImage, find_accelerated
-from agentenv.images.config import ImageConfig, parse_config
-from agentenv.images.convert import Converter
-from agentenv.images.dockerfile import dockerfile_base
-from agentenv.images.endpoints import store_entry
-from agentenv.images.export import ExportJob, export_archive
-from agentenv.images.places import open_source
-from agentenv.images.program import ImageProgram
-from agentenv.images.reference import LocalReference, RegistryReference, parse_reference
-from agentenv.images.registry import RegistryClient
-from agentenv.images.registry_source import RegistrySource
-from agentenv.images.source import Image
-from agentenv.images.source import Source as OpenSource
+from agentenv.images import (
+    AcceleratedImage,
+    Converter,
+    ExportJob,
+    Image,
+    ImageConfig,
+    ImageProgram,
+    LocalReference,
+    RegistryClient,
+    RegistryReference,
+    RegistrySource,
+    RepositoryLayers,
+    dockerfile_base,
+    export_archive,
+    find_accelerated,
+    open_source,
+    parse_config,
+    parse_reference,
+    store_entry,
+)
+from agentenv.images import Source as OpenSource
 from agentenv.model import (
     Blob,
     DiskStack,
@@ -48,7 +56,7 @@ from agentenv.model import (
 )
 from agentenv.node.layers import Layers
 from agentenv.node.node import Node
-from agentenv.server.converted import ConvertedStore
+from agentenv.server.image_records import ImageRecords
 from agentenv.server.shared_work import SharedWork
 from agentenv.server.stores import StoresFile
 from agentenv.templates.builder import BASE_RESOURCES, Builder
@@ -67,7 +75,8 @@ class Images:
         node: Node,
         layers: Layers,
         builder: Builder,
-        converted: ConvertedStore,
+        records: ImageRecords,
+        local_layers: RepositoryLayers,
         converter: Converter,
         program: ImageProgram,
         client: RegistryClient,
@@ -79,7 +88,8 @@ class Images:
         self._node = node
         self._layers = layers
         self._builder = builder
-        self._converted = converted
+        self._records = records
+        self._local_layers = local_layers
         self._converter = converter
         self._program = program
         self._client = client
@@ -120,11 +130,11 @@ class Images:
 
     async def images(self) -> list[ImageInfo]:
         """See `ImageService.images`."""
-        return await self._converted.images()
+        return await self._records.all()
 
     async def remove(self, digest: str) -> None:
         """See `ImageService.remove`."""
-        if not await self._converted.forget(digest):
+        if not await self._records.forget(digest):
             raise ImageNotFound(f"no image {digest} was converted here")
         self._node.collect_soon()
 
@@ -176,7 +186,7 @@ class Images:
                 created_at=self._clock.wall(),
             )
             if accelerated is None:
-                await self._converted.remember(info)
+                await self._records.remember(info)
             yield disk, json.loads(config.raw), info
 
     def _on_demand(self, image: AcceleratedImage, source: OpenSource) -> DiskStack:
@@ -211,7 +221,7 @@ class Images:
         await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
         try:
             async with self._node.settled_disk(manifest) as disk:
-                layers = [await self._converted.local_file(layer) for layer in disk.layers]
+                layers = [await self._local_layers.local_file(layer, folder) for layer in disk.layers]
                 job = ExportJob(
                     layers=tuple(layers),
                     size_bytes=disk.size_bytes,

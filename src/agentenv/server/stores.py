@@ -10,19 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from agentenv.config import Config
 from agentenv.errors import ConfigError
+from agentenv.snapshots.opening import write_stores_file
 from agentenv.snapshots.stores.credentials import find_credentials
 from agentenv.snapshots.stores.oss import OssSettings
-
-# The name under which descriptors of the repository's blobs know its store.
-REPOSITORY: Final = "repository"
 
 
 class StoresFile:
@@ -31,7 +28,7 @@ class StoresFile:
     def __init__(self, path: Path, encryption_key: str | None, repository: dict[str, Any] | None) -> None:
         self.path = path
         self._encryption_key = encryption_key
-        self._stores = {} if repository is None else {REPOSITORY: repository}
+        self._repository = repository
         self._registries: dict[str, Any] = self._read().get("registries", {})
 
     def add_registry(self, name: str, entry: Mapping[str, Any]) -> None:
@@ -41,17 +38,10 @@ class StoresFile:
             self.write()
 
     def write(self) -> None:
-        """Replace the file. Raises `OSError`."""
-        content = {
-            "stores": self._stores,
-            "registries": self._registries,
-            "encryption_key": self._encryption_key,
-        }
-        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
-        temporary.rename(self.path)
+        """Replace the file. Raises `StorageFull`, `OperationFailed`."""
+        write_stores_file(
+            self.path, repository=self._repository, registries=self._registries, encryption_key=self._encryption_key
+        )
 
     def _read(self) -> dict[str, Any]:
         """What a former server left; a file that is no JSON is made anew."""
