@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,7 @@ from agentenv.snapshots.blobs import (
 from agentenv.snapshots.checking import LayerChecker, PlainChecker, Verifier, images_of, with_images
 from agentenv.snapshots.gclock import Process, Timing
 from agentenv.snapshots.holds import Holds
-from agentenv.snapshots.index import Changes, Index, gathered
+from agentenv.snapshots.index import Index, gathered
 from agentenv.snapshots.names import Names, Reservation
 from agentenv.snapshots.publishing import Digester, Publisher
 from agentenv.snapshots.repairing import Repairer, find_local
@@ -61,6 +61,14 @@ log = logging.getLogger(__name__)
 PUBLISH_ATTEMPTS_MAX: Final = 3
 # A hidden file of a put that is older was left by a crash.
 TEMPORARY_S_MAX: Final = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What other nodes did since the last look."""
+
+    added: tuple[SnapshotManifest, ...]
+    removed: tuple[str, ...]
 
 
 class CommittedRepository:
@@ -100,6 +108,8 @@ class CommittedRepository:
         self._location = location or (str(self._root) if self._root is not None else "memory")
         # Layers that version 1 wrote. There are no new ones, so whether an id is one never changes.
         self._version_one: frozenset[str] = frozenset()
+        # Snapshots that the caller knows of.
+        self._told: set[str] = set()
         # Blobs that were seen to exist while they were held, and are held since.
         self._present: set[str] = set()
 
@@ -123,11 +133,20 @@ class CommittedRepository:
         )
         await self._holds.load()
         await self._index.refresh()
+        self._told = {snapshot.snapshot_id for snapshot in self.all()}
         return self.all(node_id)
 
     async def refresh(self) -> Changes:
-        """Learn what other nodes committed and removed; only new records are read."""
-        return await self._index.refresh()
+        """Learn what other nodes committed and removed since the last time; only new records are read.
+
+        It tells whatever the caller has not been told by `load`, `commit`, `remove` or a former `refresh`.
+        """
+        await self._index.refresh()
+        known = {snapshot.snapshot_id: snapshot for snapshot in self.all()}
+        added = tuple(known[key] for key in sorted(known.keys() - self._told))
+        removed = tuple(sorted(self._told - known.keys()))
+        self._told = set(known)
+        return Changes(added, removed)
 
     def all(self, node_id: str | None = None) -> list[SnapshotManifest]:
         """What the last refresh knew. Asks nobody."""
@@ -136,14 +155,8 @@ class CommittedRepository:
 
     async def get(self, snapshot_id: str) -> SnapshotManifest:
         """One snapshot, also if another node committed it just now. Raises `TemplateNotFound`, `RepositoryDamaged`."""
-        found = self._index.get(snapshot_id)
+        found = self._index.get(snapshot_id) or await self._index.fetch(snapshot_id)
         if found is None:
-            await self._index.refresh()
-            found = self._index.get(snapshot_id)
-        if found is None:
-            broken = self._index.broken().get(snapshot_id)
-            if broken is not None:
-                raise RepositoryDamaged(str(broken))
             raise TemplateNotFound(f"snapshot '{snapshot_id[:128]}' does not exist")
         return found
 
@@ -178,6 +191,7 @@ class CommittedRepository:
             await self._store.put(manifest_key(digest), manifest)
             await self._put_record(snapshot.snapshot_id, record)
             self._index.add(snapshot, digest)
+            self._told.add(snapshot.snapshot_id)
         finally:
             self.release(held)
         return snapshot
@@ -186,6 +200,7 @@ class CommittedRepository:
         """Hide a snapshot, durably. What only it needed stays until a sweep. Idempotent."""
         await self._store.delete(record_key(snapshot_id))
         self._index.discard(snapshot_id)
+        self._told.discard(snapshot_id)
 
     def path(self, layer_id: str) -> Path:
         """What blockd is given for a layer. Raises `RepositoryDamaged` for a remote blob of which nothing is known."""
