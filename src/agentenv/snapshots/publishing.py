@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 # A worker that says nothing for so long hangs; it reports several times a second while it moves data.
 SILENCE_S_MAX: Final = 300.0
 KILL_S_MAX: Final = 5.0
+# Each holds some parts of 64 MiB in memory and keeps a link busy.
+WORKERS_MAX: Final = 4
 _LINE_BYTES_MAX: Final = 1 << 20
 _ERRORS: Final = {
     "no_space": StorageFull,
@@ -148,10 +150,12 @@ class WorkerPublisher:
         self._options = options
         self._states = StatePublisher(store)
         self._progress = progress
+        self._slots = asyncio.Semaphore(WORKERS_MAX)
 
     async def layer(self, local: Path) -> Blob:
         """See `Publisher.layer`."""
-        answer = await run_worker(self._options.command(local), self._progress)
+        async with self._slots:
+            answer = await run_worker(self._options.command(local), self._progress)
         try:
             return Blob(
                 digest=answer["digest"],
