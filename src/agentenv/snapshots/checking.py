@@ -27,7 +27,7 @@ from agentenv.snapshots.blobs import (
 )
 from agentenv.snapshots.codec import NewerManifest
 from agentenv.snapshots.index import Index, gathered
-from agentenv.snapshots.publishing import run_worker
+from agentenv.snapshots.publishing import WorkerFailed, run_worker
 from agentenv.snapshots.stores.interface import Entry, ObjectNotFound, Store
 
 # Layers that are read at once: one core each.
@@ -58,6 +58,10 @@ class WorkerChecker:
             await run_worker([str(self._program), "verify", *subject, "--stores", str(self._stores_file)])
         except RepositoryDamaged as damage:
             return str(damage)
+        except WorkerFailed as failed:
+            if failed.kind == "not_found":
+                return MISSING
+            raise
         return None
 
 

@@ -37,8 +37,15 @@ _ERRORS: Final = {
     "transient": StoreUnavailable,
     "denied": StoreRefused,
     "corrupt": RepositoryDamaged,
-    "not_found": RepositoryDamaged,
 }
+
+
+class WorkerFailed(OperationFailed):
+    """aenv-storage ended with an error that no other class says; `kind` is its own word."""
+
+    def __init__(self, message: str, kind: str = "unknown") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Publisher(Protocol):
@@ -195,7 +202,8 @@ async def run_worker(command: Sequence[str], progress: Callable[[int, int], None
         await _end(process)
     if status != 0:
         kind, message = failure or ("unknown", f"it ended with status {status}")
-        raise _ERRORS.get(kind, OperationFailed)(f"aenv-storage {command[1]}: {message}")
+        told = f"aenv-storage {command[1]}: {message}"
+        raise _ERRORS[kind](told) if kind in _ERRORS else WorkerFailed(told, kind)
     try:
         answer = msgspec.json.decode(out, type=dict[str, Any])
     except msgspec.MsgspecError as error:
