@@ -1,7 +1,9 @@
 # Everything that a person types. `make help` lists it. All of it but `help` and `lint` needs root on Linux x86_64.
 
-# Where `make bench` writes its figures, the port of `make serve`, and the folder of `make serve` and `make clean-node`.
+# Where `make bench` and `make bench-storage` write their figures, how long `make fuzz` runs, the port of `make serve`, and
+# the folder of `make serve` and `make clean-node`.
 OUT ?= bench.json
+SECONDS ?= 60
 PORT ?= 8000
 STATE ?= /var/lib/aenv
 
@@ -18,19 +20,25 @@ PYTHON := uv run --frozen --extra server python
 PYTHON_SOURCES := src tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint serve clean-node setup lint-python lint-rust test-rust test-python
+.PHONY: help demo test bench bench-storage fuzz lint serve clean-node setup lint-python lint-rust test-rust test-python
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  variables:   OUT=$(OUT) PORT=$(PORT) STATE=$(STATE)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  variables:   OUT=$(OUT) SECONDS=$(SECONDS) PORT=$(PORT) STATE=$(STATE)"
 
 demo: setup ## A sandbox is set up, sleeps, wakes, is snapshotted and forked 16 times; takes minutes the first time
 	$(PYTHON) -m bench.demo
 
-test: setup lint test-rust test-python ## Everything that is checked: style, types, Rust and Python tests with real microVMs
+test: setup lint test-rust fuzz test-python ## Everything that is checked: style, types, Rust and Python tests with real microVMs
 
 bench: setup ## Measure a node of its own and write the figures to OUT
 	$(PYTHON) -m bench.bench --out $(OUT)
+
+bench-storage: setup ## Measure storage alone, beside plain files (takes a quarter of an hour, needs fio); figures to OUT
+	$(PYTHON) -m bench.storage --out $(OUT)
+
+fuzz: ## Feed hostile layers, archives and descriptors to our readers for SECONDS
+	fuzz/run $(SECONDS)
 
 lint: lint-python lint-rust ## Style and types
 

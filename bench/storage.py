@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import storage_disk, storage_layers
+from agentenv.config import SETTINGS
+from bench import storage_disk, storage_layers, storage_s3
 from bench.bench import Summary
 from bench.machine import describe
 from bench.storage_block import MIB, block_bench
@@ -43,6 +44,8 @@ PROMISES: Final[dict[str, tuple[str, str, float]]] = {
 }
 # By the end of the name, for figures without a promise.
 UNITS: Final = {
+    "zfile_ratio": "of plain",
+    "_k_per_s": "k/s",
     "_ratio": "of ext4",
     "_us": "us",
     "_ms": "ms",
@@ -87,6 +90,9 @@ def run(only: set[str]) -> dict[str, Summary]:
         for measure in storage_disk.ALL:
             take(measure.__name__, lambda measure=measure: measure(bench))  # type: ignore[misc]
         take("layers", lambda: storage_layers.layers(bench.folder))
+    # After the others' blockd has ended; these start nodes of their own.
+    if "snapshot.oss.bucket" in SETTINGS:
+        take("s3", storage_s3.s3)
     return results
 
 

@@ -1,16 +1,18 @@
-//! A file that has a path but no disk behind it.
+//! Bytes in memory, as a file with a path and as a blob.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 
+use aenv_layers::{Blob, Damage, Error};
 use rustix::fs::MemfdFlags;
 
 /// Anonymous memory that others open by its path.
 #[derive(Debug)]
 pub struct MemoryFile {
-    file: File,
+    /// Held open: the path is one of this process's descriptors.
+    _file: File,
     path: PathBuf,
 }
 
@@ -23,15 +25,36 @@ impl MemoryFile {
         file.write_all(bytes).expect("write to memory");
         file.seek(SeekFrom::Start(0)).expect("seek in memory");
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        MemoryFile { file, path }
+        MemoryFile { _file: file, path }
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
 
-    /// Cuts the file, as if somebody did so under an open layer.
-    pub fn cut(&self, length: u64) {
-        self.file.set_len(length).expect("truncate memory");
+/// Bytes that are read without a file.
+#[derive(Debug)]
+pub struct MemoryBlob(pub Vec<u8>);
+
+impl Blob for MemoryBlob {
+    fn len_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        let bytes = usize::try_from(offset)
+            .ok()
+            .and_then(|at| self.0.get(at..)?.get(..buf.len()));
+        let Some(bytes) = bytes else {
+            let missing = buf.len() as u64;
+            let damage = Damage::ShortRead { offset, missing };
+            return Err(Error::Corrupt {
+                path: PathBuf::from("memory"),
+                damage,
+            });
+        };
+        buf.copy_from_slice(bytes);
+        Ok(())
     }
 }

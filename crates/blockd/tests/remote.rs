@@ -13,7 +13,7 @@ use aenv_wire::block::{
     AbandonOk, CacheEvict, CacheEvictOk, CacheOk, Compact, CompactOk, Digest, DigestOk, Empty, ErrorKind, Fill, Merge,
     MergeOk, Name, Operation, Prefetch, PrefetchOk, StatsOk, TraceFinish, TraceFinishOk, TraceStart,
 };
-use bench::store::{Mode, TestStore, random_image};
+use bench::store::{Form, Mode, TestStore, random_image};
 use bench::{Client, Daemons, MIB, Random, host_can, kill, open, wait_until};
 
 const CACHE: u64 = 64 * MIB;
@@ -237,6 +237,56 @@ fn wrong_bytes_never_reach_a_reader() {
     assert!(cache(&mut client).verify_failures >= 3);
     store.turn(Mode::Truncated);
     assert_eq!(errno(memory.read_at(&mut [0; 4096], MIB)), Some(libc::EIO));
+    store.turn(Mode::Good);
+    check(&memory, &image, 0, image.len());
+}
+
+#[test]
+fn compressed_and_encrypted_layers_read_as_what_they_were_made_of() {
+    if !host_can() {
+        return;
+    }
+    let store = TestStore::start(Duration::ZERO);
+    let daemons = store.daemons(CACHE, &[]);
+    let mut image = random_image(11, 4 * MIB);
+    image[MIB as usize..2 * MIB as usize].fill(3);
+    for form in [Form::UnlistedZFile, Form::EncryptedZFile] {
+        let (blob, layer) = store.publish_as(&daemons, &format!("{form:?}"), &image, form);
+        let mut client = daemons.client();
+        let memory = open(
+            &client
+                .memory(&format!("{form:?}"), 4 * MIB, std::slice::from_ref(&blob))
+                .path,
+        );
+        check(&memory, &image, 0, image.len());
+        let digests = [blob, layer].map(|path| client.ask::<DigestOk>(Operation::Digest(Digest { path })).digest);
+        assert_eq!(digests[0], digests[1], "{form:?}");
+    }
+    let plain = store.configuration().replace("0707", "0808");
+    std::fs::write(daemons.path("stores.json"), plain).unwrap();
+    let (blob, _) = store.publish_as(&daemons, "other", &image, Form::EncryptedZFile);
+    let export = Operation::Digest(Digest { path: blob });
+    assert_eq!(
+        daemons.client().refused(export),
+        ErrorKind::Corrupt,
+        "the key is another"
+    );
+}
+
+#[test]
+fn damage_that_only_the_format_finds_is_fetched_again_and_not_kept() {
+    if !host_can() {
+        return;
+    }
+    let store = TestStore::start(Duration::ZERO);
+    let daemons = store.daemons(CACHE, &[]);
+    let image = random_image(12, 4 * MIB);
+    let (blob, _) = store.publish_as(&daemons, "base", &image, Form::UnlistedZFile);
+    let mut client = daemons.client();
+    let memory = open(&client.memory("m", 4 * MIB, &[blob]).path);
+    store.turn(Mode::Wrong);
+    let failed = memory.read_exact_at(&mut vec![0; MIB as usize], 2 * MIB).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(libc::EIO));
     store.turn(Mode::Good);
     check(&memory, &image, 0, image.len());
 }

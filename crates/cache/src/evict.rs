@@ -65,7 +65,8 @@ impl Shared {
     fn evict_from(&self, entry: &Arc<Entry>, words: std::ops::Range<usize>, wanted: u64, all: bool) -> (u64, usize) {
         let mut freed = 0;
         let Ok(files) = entry.files(&self.dir) else {
-            // Somebody removed them: there is nothing to give back here.
+            // Somebody removed them: what is remembered of this blob is not true any more.
+            self.forget_if_lost(entry);
             return (0, words.end);
         };
         let mut at = words.start;

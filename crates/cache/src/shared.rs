@@ -190,6 +190,17 @@ impl Shared {
         }
     }
 
+    /// Forgets a blob whose files are gone, unless somebody has them open still.
+    pub fn forget_if_lost(&self, entry: &Arc<Entry>) {
+        let mut tables = self.tables();
+        if entry
+            .files(&self.dir)
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        {
+            self.drop_entry(&mut tables, entry);
+        }
+    }
+
     pub fn entry_for(&self, tables: &mut Tables, digest: &str, geometry: Geometry) -> io::Result<Arc<Entry>> {
         if let Some(entry) = tables.by_digest.get(digest).cloned() {
             if entry.geometry == geometry {

@@ -219,7 +219,19 @@ pub fn unnamed_file(folder: &Path) -> io::Result<File> {
         folder
     };
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(0o600))?))
+    match rustix::fs::open(folder, flags, Mode::from_raw_mode(0o600)) {
+        Ok(file) => Ok(File::from(file)),
+        // Some file systems (overlay of older kernels, FUSE) cannot do this: for a moment it has a name then.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => named_for_a_moment(folder),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn named_for_a_moment(folder: &Path) -> io::Result<File> {
+    let path = folder.join(format!(".scratch.{}.partial", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
 }
 
 fn scratch_error(folder: &Path, step: &'static str, source: io::Error) -> DeviceError {
@@ -258,6 +270,14 @@ mod test {
         assert_eq!(device.next_dirty(300), None);
         device.forget(61, 299);
         assert_eq!(device.next_dirty(0), Some((60, 61)));
+    }
+
+    #[test]
+    fn a_file_that_had_a_name_leaves_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = named_for_a_moment(folder.path()).unwrap();
+        file.write_all_at(b"x", 100).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

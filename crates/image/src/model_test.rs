@@ -184,7 +184,7 @@ proptest! {
 
     #[test]
     fn random_layers_give_the_tree_of_the_model(
-        layers in proptest::collection::vec(proptest::collection::vec(any_item(), 0..12), 1..4)
+        layers in proptest::collection::vec(proptest::collection::vec(any_item(), 0..24), 1..4)
     ) {
         let mut image = Image::new(DISK);
         let mut model = Model::default();

@@ -9,10 +9,9 @@ from agentenv.snapshots.blobs import ids_of, is_digest
 from agentenv.snapshots.catalog import Catalog, parse_reference
 from agentenv.snapshots.checking import LayerChecker, PlainChecker, WorkerChecker
 from agentenv.snapshots.codec import decode_manifest, encode_manifest
-from agentenv.snapshots.committed import CommittedRepository
+from agentenv.snapshots.committed import Changes, CommittedRepository
 from agentenv.snapshots.converted import Converted, ConvertedLayers
 from agentenv.snapshots.gclock import Process, Timing
-from agentenv.snapshots.index import Changes
 from agentenv.snapshots.names import Reservation
 from agentenv.snapshots.publishing import (
     LinkPublisher,

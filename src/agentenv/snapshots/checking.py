@@ -27,11 +27,12 @@ from agentenv.snapshots.blobs import (
 )
 from agentenv.snapshots.codec import NewerManifest
 from agentenv.snapshots.index import Index, gathered
-from agentenv.snapshots.publishing import run_worker
+from agentenv.snapshots.publishing import WorkerFailed, run_worker
 from agentenv.snapshots.stores.interface import Entry, ObjectNotFound, Store
 
 # Layers that are read at once: one core each.
 LAYERS_PARALLEL: Final = 2
+MISSING: Final = "is missing"
 
 
 class LayerChecker(Protocol):
@@ -57,6 +58,10 @@ class WorkerChecker:
             await run_worker([str(self._program), "verify", *subject, "--stores", str(self._stores_file)])
         except RepositoryDamaged as damage:
             return str(damage)
+        except WorkerFailed as failed:
+            if failed.kind == "not_found":
+                return MISSING
+            raise
         return None
 
 
@@ -115,6 +120,7 @@ class Verifier:
         await self._count_manifests()
         await self._check_states(listed)
         await self._check_layers(listed)
+        await self._forget_removed()
         return self._verdict()
 
     def _verdict(self) -> VerifyReport:
@@ -127,11 +133,20 @@ class Verifier:
         for known in self.index.all():
             for needed in ids_of(known.snapshot) - stored - {found.subject for found in self.found}:
                 is_state = needed == known.snapshot.device_state
-                self.found.append(Found(state_key(needed) if is_state else layer_key(needed), "is missing", needed))
+                self.found.append(Found(state_key(needed) if is_state else layer_key(needed), MISSING, needed))
             for digest, blob in known.snapshot.blobs.items():
                 key = f"{LAYERS}{digest}.blocks"
                 if blob.blocks_digest is not None and digest in stored and key not in listed:
-                    self.found.append(Found(key, "is missing", digest))
+                    self.found.append(Found(key, MISSING, digest))
+
+    async def _forget_removed(self) -> None:
+        """Snapshots that were removed while this went on, and swept: nobody misses what only they needed."""
+        await self.index.refresh()
+        self.found = [
+            each
+            for each in self.found
+            if each.detail != MISSING or (self._dependents(each.subject) and await self._store.stat(each.key) is None)
+        ]
 
     async def _count_manifests(self) -> None:
         """They were read with their records. What no record names is garbage, whatever is in it."""
@@ -225,5 +240,5 @@ def with_images(report: VerifyReport, images: Mapping[str, str], stored: set[str
     told = {id_of(damage.item) for damage in damages}
     for key, layer in sorted(images.items()):
         if layer not in stored | told:
-            damages.append(Damage("repository", layer_key(layer), "is missing", (f"image {id_of(key)}",)))
+            damages.append(Damage("repository", layer_key(layer), MISSING, (f"image {id_of(key)}",)))
     return replace(report, damages=tuple(damages))

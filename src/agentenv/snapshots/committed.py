@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +25,10 @@ from agentenv.errors import (
     StoreUnavailable,
     TemplateNotFound,
 )
-from agentenv.model import Blob, GcReport, Progress, Report, SnapshotManifest, TierUsage, VerifyReport
+from agentenv.model import Blob, GcReport, Report, SnapshotManifest, TierUsage, VerifyReport
 from agentenv.snapshots import records
 from agentenv.snapshots.blobs import (
     LAYERS,
-    STATES,
     Descriptors,
     LocalPlaces,
     Places,
@@ -42,13 +41,13 @@ from agentenv.snapshots.blobs import (
     record_key,
     state_key,
 )
-from agentenv.snapshots.checking import LayerChecker, PlainChecker, Verifier, images_of, with_images
+from agentenv.snapshots.care import Care
+from agentenv.snapshots.checking import LayerChecker, PlainChecker
 from agentenv.snapshots.gclock import Process, Timing
 from agentenv.snapshots.holds import Holds
-from agentenv.snapshots.index import Changes, Index, gathered
+from agentenv.snapshots.index import Index, gathered
 from agentenv.snapshots.names import Names, Reservation
 from agentenv.snapshots.publishing import Digester, Publisher
-from agentenv.snapshots.repairing import Repairer, find_local
 from agentenv.snapshots.staging import Staging
 from agentenv.snapshots.stores.interface import ObjectNotFound, Store
 from agentenv.snapshots.stores.posix import PosixStore
@@ -61,6 +60,14 @@ log = logging.getLogger(__name__)
 PUBLISH_ATTEMPTS_MAX: Final = 3
 # A hidden file of a put that is older was left by a crash.
 TEMPORARY_S_MAX: Final = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What other nodes did since the last look."""
+
+    added: tuple[SnapshotManifest, ...]
+    removed: tuple[str, ...]
 
 
 class CommittedRepository:
@@ -95,11 +102,13 @@ class CommittedRepository:
         self._names = Names(store, process)
         self._sweeper = Sweeper(store, self._index, process, timing)
         self._sweeping = asyncio.Lock()
-        self._checker = checker or PlainChecker(store)
-        self._digester = digester
+        self._care = Care(self._index, store, self._places, checker or PlainChecker(store))
+        self._care.republish_with(staging, digester, self._publish_again)
         self._location = location or (str(self._root) if self._root is not None else "memory")
         # Layers that version 1 wrote. There are no new ones, so whether an id is one never changes.
         self._version_one: frozenset[str] = frozenset()
+        # Snapshots that the caller knows of.
+        self._told: set[str] = set()
         # Blobs that were seen to exist while they were held, and are held since.
         self._present: set[str] = set()
 
@@ -118,16 +127,25 @@ class CommittedRepository:
 
         What cannot be read is skipped and told in the log, never deleted.
         """
-        self._version_one = frozenset(
-            id_of(entry.key) for entry in await self._store.list(LAYERS) if not is_digest(id_of(entry.key))
-        )
+        if self._root is not None:
+            listed = {id_of(entry.key) for entry in await self._store.list(LAYERS)}
+            self._version_one = frozenset(key for key in listed if not is_digest(key))
         await self._holds.load()
         await self._index.refresh()
+        self._told = {snapshot.snapshot_id for snapshot in self.all()}
         return self.all(node_id)
 
     async def refresh(self) -> Changes:
-        """Learn what other nodes committed and removed; only new records are read."""
-        return await self._index.refresh()
+        """Learn what other nodes committed and removed since the last time; only new records are read.
+
+        It tells whatever the caller has not been told by `load`, `commit`, `remove` or a former `refresh`.
+        """
+        await self._index.refresh()
+        known = {snapshot.snapshot_id: snapshot for snapshot in self.all()}
+        added = tuple(known[key] for key in sorted(known.keys() - self._told))
+        removed = tuple(sorted(self._told - known.keys()))
+        self._told = set(known)
+        return Changes(added, removed)
 
     def all(self, node_id: str | None = None) -> list[SnapshotManifest]:
         """What the last refresh knew. Asks nobody."""
@@ -136,14 +154,8 @@ class CommittedRepository:
 
     async def get(self, snapshot_id: str) -> SnapshotManifest:
         """One snapshot, also if another node committed it just now. Raises `TemplateNotFound`, `RepositoryDamaged`."""
-        found = self._index.get(snapshot_id)
+        found = self._index.get(snapshot_id) or await self._index.fetch(snapshot_id)
         if found is None:
-            await self._index.refresh()
-            found = self._index.get(snapshot_id)
-        if found is None:
-            broken = self._index.broken().get(snapshot_id)
-            if broken is not None:
-                raise RepositoryDamaged(str(broken))
             raise TemplateNotFound(f"snapshot '{snapshot_id[:128]}' does not exist")
         return found
 
@@ -178,6 +190,7 @@ class CommittedRepository:
             await self._store.put(manifest_key(digest), manifest)
             await self._put_record(snapshot.snapshot_id, record)
             self._index.add(snapshot, digest)
+            self._told.add(snapshot.snapshot_id)
         finally:
             self.release(held)
         return snapshot
@@ -186,6 +199,7 @@ class CommittedRepository:
         """Hide a snapshot, durably. What only it needed stays until a sweep. Idempotent."""
         await self._store.delete(record_key(snapshot_id))
         self._index.discard(snapshot_id)
+        self._told.discard(snapshot_id)
 
     def path(self, layer_id: str) -> Path:
         """What blockd is given for a layer. Raises `RepositoryDamaged` for a remote blob of which nothing is known."""
@@ -298,44 +312,16 @@ class CommittedRepository:
 
     async def verify(self, report: Report) -> VerifyReport:
         """Read everything there is; nothing is changed. Takes as long as reading takes."""
-        return (await self._verified(report))[1]
+        return await self._care.verify(report)
 
     async def repair(self, report: Report) -> VerifyReport:
-        """`verify`, then make whole what this node can; see `repairing` for what that is."""
-        verifier, found = await self._verified(report)
-        report(Progress("repairing"))
-        repaired = await Repairer(self._store, self._index, self._republish).repair(verifier.found)
-        await self._index.refresh()
-        damages = [
-            replace(damage, repaired=True, detail=f"{damage.detail}; {repaired[damage.item]}")
-            if damage.item in repaired
-            else damage
-            for damage in found.damages
-        ]
-        return replace(found, damages=tuple(damages))
+        """`verify`, then make whole what this node can; see `repairing` and `care` for what that is."""
+        return await self._care.repair(report)
 
-    async def _verified(self, report: Report) -> tuple[Verifier, VerifyReport]:
-        verifier = Verifier(self._store, self._checker, self._places, report)
-        found = await verifier.run()
-        images = await images_of(self._store)
-        stored = {id_of(entry.key) for folder in (LAYERS, STATES) for entry in await self._store.list(folder)}
-        return verifier, with_images(found, images, stored)
-
-    async def _republish(self, digest: str) -> bool:
-        """Publish a blob again whose local file is still there; whether it was."""
-        blob = self._index.blob(digest)
-        if blob is None or self._digester is None:
-            return False
-        is_state = await self._store.stat(layer_key(digest)) is None and any(
-            known.snapshot.device_state == digest for known in self._index.all()
-        )
-        local = await find_local(self._staging, self._digester, blob.plain_digest, is_state=is_state)
-        if local is None:
-            return False
-        await self._store.delete(state_key(digest) if is_state else layer_key(digest))
-        again = await self._publish(local, is_state=is_state)
-        self.release({again.digest})
-        return again.digest == digest
+    async def _publish_again(self, local: Path, is_state: bool) -> str:
+        blob = await self._publish(local, is_state=is_state)
+        self.release({blob.digest})
+        return blob.digest
 
     def _holdable(self, ids: Iterable[str]) -> set[str]:
         return {key for key in ids if is_digest(key) or key in self._version_one}

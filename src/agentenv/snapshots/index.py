@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from agentenv.errors import RepositoryDamaged
 from agentenv.model import Blob, SnapshotManifest
 from agentenv.snapshots import records
-from agentenv.snapshots.blobs import RECORDS, id_of, manifest_key
+from agentenv.snapshots.blobs import RECORDS, id_of, manifest_key, record_key
 from agentenv.snapshots.codec import CorruptManifest
 from agentenv.snapshots.stores.interface import ObjectNotFound, Store
 
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # Objects that one operation reads at once.
 PARALLEL_MAX: Final = 16
+# Whatever a user may send as an id: others are nobody's.
+_SNAPSHOT_ID: Final = re.compile(r"^[a-z0-9]{1,64}\Z")
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -53,14 +57,6 @@ class Known:
 
     snapshot: SnapshotManifest
     manifest: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a refresh found."""
-
-    added: tuple[SnapshotManifest, ...]
-    removed: tuple[str, ...]
 
 
 class Index:
@@ -107,7 +103,7 @@ class Index:
         self._broken.pop(snapshot_id, None)
         self._removed.add(snapshot_id)
 
-    async def refresh(self) -> Changes:
+    async def refresh(self) -> None:
         """Read what other nodes committed and forget what they removed. Raises `StoreUnavailable`."""
         async with self._refreshing:
             before = set(self._known)
@@ -118,15 +114,24 @@ class Index:
             for snapshot_id in gone:
                 self._known.pop(snapshot_id, None)
             self._broken = {}
-            added = []
             for snapshot_id, read in zip(fresh, found, strict=True):
                 if isinstance(read, Known) and snapshot_id not in self._removed:
                     self.add(read.snapshot, read.manifest)
-                    added.append(read.snapshot)
                 elif isinstance(read, CorruptManifest):
                     log.error("snapshot record skipped: %s", read)
                     self._broken[snapshot_id] = read
-            return Changes(tuple(added), tuple(sorted(gone)))
+
+    async def fetch(self, snapshot_id: str) -> SnapshotManifest | None:
+        """One snapshot that the last refresh did not know; None if there is none. Raises `RepositoryDamaged`."""
+        if not _SNAPSHOT_ID.match(snapshot_id) or snapshot_id in self._removed:
+            return None
+        read = await self._read(record_key(snapshot_id))
+        if isinstance(read, CorruptManifest):
+            raise RepositoryDamaged(str(read))
+        if read is None or snapshot_id in self._removed:
+            return None
+        self.add(read.snapshot, read.manifest)
+        return read.snapshot
 
     async def _read(self, key: str) -> Known | CorruptManifest | None:
         """One snapshot; the reason if it cannot be read; None if it was removed meanwhile."""

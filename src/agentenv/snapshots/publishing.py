@@ -29,14 +29,23 @@ log = logging.getLogger(__name__)
 # A worker that says nothing for so long hangs; it reports several times a second while it moves data.
 SILENCE_S_MAX: Final = 300.0
 KILL_S_MAX: Final = 5.0
+# Each holds some parts of 64 MiB in memory and keeps a link busy.
+WORKERS_MAX: Final = 4
 _LINE_BYTES_MAX: Final = 1 << 20
 _ERRORS: Final = {
     "no_space": StorageFull,
     "transient": StoreUnavailable,
     "denied": StoreRefused,
     "corrupt": RepositoryDamaged,
-    "not_found": RepositoryDamaged,
 }
+
+
+class WorkerFailed(OperationFailed):
+    """aenv-storage ended with an error that no other class says; `kind` is its own word."""
+
+    def __init__(self, message: str, kind: str = "unknown") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Publisher(Protocol):
@@ -148,10 +157,12 @@ class WorkerPublisher:
         self._options = options
         self._states = StatePublisher(store)
         self._progress = progress
+        self._slots = asyncio.Semaphore(WORKERS_MAX)
 
     async def layer(self, local: Path) -> Blob:
         """See `Publisher.layer`."""
-        answer = await run_worker(self._options.command(local), self._progress)
+        async with self._slots:
+            answer = await run_worker(self._options.command(local), self._progress)
         try:
             return Blob(
                 digest=answer["digest"],
@@ -191,7 +202,8 @@ async def run_worker(command: Sequence[str], progress: Callable[[int, int], None
         await _end(process)
     if status != 0:
         kind, message = failure or ("unknown", f"it ended with status {status}")
-        raise _ERRORS.get(kind, OperationFailed)(f"aenv-storage {command[1]}: {message}")
+        told = f"aenv-storage {command[1]}: {message}"
+        raise _ERRORS[kind](told) if kind in _ERRORS else WorkerFailed(told, kind)
     try:
         answer = msgspec.json.decode(out, type=dict[str, Any])
     except msgspec.MsgspecError as error:

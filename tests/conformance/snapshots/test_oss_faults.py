@@ -27,6 +27,7 @@ from tests.unit.snapshots.repository_world import Node, content_ids
 from agentenv.errors import ConfigError, OperationFailed, StoreRefused, StoreUnavailable
 from agentenv.snapshots import ids_of
 from agentenv.snapshots.stores import ObjectNotFound, PreconditionFailed
+from agentenv.snapshots.stores.credentials import Credentials
 from agentenv.snapshots.stores.oss import OssSettings, OssStore, Patience
 
 PASSING: list[Fault] = [Status(500), SLOW_DOWN, Stall(), Reset(), Reset(carried_out=True)]
@@ -146,6 +147,38 @@ async def test_an_object_that_is_far_too_large_is_not_read(store: OssStore, monk
     await store.put("snapshots/a.json", b"four")
     with pytest.raises(OperationFailed, match="4 bytes"):
         await store.get("snapshots/a.json")
+
+
+async def test_keys_that_are_given_are_not_mixed_with_the_environments(
+    settings: OssSettings, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {
+        "AWS_ACCESS_KEY_ID": "env-id",
+        "AWS_SECRET_ACCESS_KEY": "env-secret",
+        "AWS_SESSION_TOKEN": "env-token",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
+        "AWS_REGION": "elsewhere",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    await OssStore(settings, QUICK).put("snapshots/a.json", b"")
+    assert "Credential=test/" in proxy.requests[-1].headers["authorization"]
+    assert f"/{settings.region}/" in proxy.requests[-1].headers["authorization"]
+    assert "x-amz-security-token" not in proxy.requests[-1].headers
+    # Without any the chain begins with the environment.
+    await OssStore(dataclasses.replace(settings, credentials=None), QUICK).put("snapshots/a.json", b"")
+    assert "Credential=env-id/" in proxy.requests[-1].headers["authorization"]
+    assert proxy.requests[-1].headers["x-amz-security-token"] == "env-token"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [("https://h:1", "https://b.h:1"), ("https://h/", "https://b.h"), ("https://b.h", "https://b.h")],
+)
+async def test_a_virtual_address_has_the_buckets_name_in_front(endpoint: str, expected: str) -> None:
+    virtual = OssSettings("b", "r", endpoint, "virtual", credentials=Credentials("id", "secret"))
+    with pytest.raises(StoreUnavailable, match=f"PUT {expected}/gc/a.json"):
+        await OssStore(virtual, Patience(request_s_max=0.2, operation_s_max=0.5)).put("gc/a.json", b"")
 
 
 @pytest.mark.parametrize("missing", ["region", "bucket"])

@@ -49,6 +49,9 @@ async def test_another_node_sees_it_and_reads_only_what_is_new(node: Node, other
     assert (await other.repository.refresh()).added == (first,)
     second = await node.snapshot("s2", b"two", upon=first)
     await node.repository.remove("s1")
+    # Neither a look-up nor a sweep keeps anything from being told.
+    await other.repository.get("s2")
+    await other.repository.sweep(3_600.0)
     changes = await other.repository.refresh()
     assert (changes.added, changes.removed) == ((second,), ("s1",))
     assert await other.repository.get("s2") == second
@@ -57,8 +60,9 @@ async def test_another_node_sees_it_and_reads_only_what_is_new(node: Node, other
 async def test_a_snapshot_of_another_node_is_found_without_a_refresh(node: Node, other: Node) -> None:
     made = await node.snapshot("s1", b"one")
     assert await other.repository.get("s1") == made
-    with pytest.raises(TemplateNotFound):
-        await other.repository.get("s2")
+    for nobody in ("s2", "../s1", "", "s1\n", "S1"):
+        with pytest.raises(TemplateNotFound):
+            await other.repository.get(nobody)
 
 
 async def test_only_the_nodes_own_snapshots_are_asked_for(node: Node, other: Node) -> None:

@@ -24,7 +24,7 @@ from agentenv.snapshots import (
 )
 from agentenv.snapshots import publishing as publishing_module
 from agentenv.snapshots.opening import RepositoryOptions, open_repository, write_stores_file
-from agentenv.snapshots.publishing import run_worker
+from agentenv.snapshots.publishing import WorkerFailed, run_worker
 from agentenv.snapshots.stores.files import Files
 
 RESULT = {
@@ -78,8 +78,8 @@ async def test_a_workers_answer_becomes_a_blob(tmp_path: Path) -> None:
         ("transient", StoreUnavailable),
         ("denied", StoreRefused),
         ("corrupt", RepositoryDamaged),
-        ("busy", OperationFailed),
-        ("something new", OperationFailed),
+        ("busy", WorkerFailed),
+        ("something new", WorkerFailed),
     ],
 )
 async def test_a_workers_error_is_ours_by_its_kind(tmp_path: Path, kind: str, expected: type[Exception]) -> None:
@@ -142,6 +142,8 @@ async def test_a_checker_tells_damage_from_trouble(tmp_path: Path) -> None:
 
     checker = WorkerChecker(program("corrupt"), tmp_path / "stores.json")
     assert await checker.check(tmp_path / "layer.lsmt", None) == "aenv-storage verify: block 7 is wrong"
+    checker = WorkerChecker(program("not_found"), tmp_path / "stores.json")
+    assert await checker.check(tmp_path / "layer.blob", "a" * 64) == "is missing"
     checker = WorkerChecker(program("transient"), tmp_path / "stores.json")
     with pytest.raises(StoreUnavailable):
         await checker.check(tmp_path / "layer.blob", "a" * 64)

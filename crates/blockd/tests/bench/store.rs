@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aenv_store::{BlockListBuilder, Descriptor, Digest, Source};
+use aenv_layers::{ZFileOptions, ZFileWriter};
+use aenv_store::{BlockListBuilder, Cipher, Descriptor, Digest, EncryptWriter, Encryption, Source};
 use aenv_wire::block::{ImportRaw, ImportRawOk, Operation};
 
 use super::{Daemons, Random};
@@ -23,6 +24,35 @@ pub enum Mode {
     Wrong,
     /// Every body ends early.
     Truncated,
+}
+
+/// What the stored bytes of a layer are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Form {
+    Plain,
+    /// Compressed, and verified by nothing but its own checksums.
+    UnlistedZFile,
+    EncryptedZFile,
+}
+
+const KEY_HEX: &str = "0707070707070707070707070707070707070707070707070707070707070707";
+
+impl Form {
+    fn of(self, layer: Vec<u8>) -> Vec<u8> {
+        if self == Form::Plain {
+            return layer;
+        }
+        let mut writer = ZFileWriter::new(Vec::new(), ZFileOptions::default()).unwrap();
+        writer.append(&layer).unwrap();
+        let (compressed, _) = writer.finish().unwrap();
+        if self == Form::UnlistedZFile {
+            return compressed;
+        }
+        let cipher = Cipher::new([7; 32]);
+        let mut encrypted = EncryptWriter::new(&cipher, Digest::of(&compressed), Vec::new()).unwrap();
+        encrypted.write_all(&compressed).unwrap();
+        encrypted.finish().unwrap()
+    }
 }
 
 #[derive(Debug)]
@@ -84,7 +114,7 @@ impl TestStore {
     pub fn configuration(&self) -> String {
         format!(
             r#"{{"stores":{{"repository":{{"kind":"s3","bucket":"b","region":"r","endpoint":"http://127.0.0.1:{}",
-            "addressing":"path","access_key_id":"id","secret_access_key":"secret","allow_http":true}}}}}}"#,
+            "addressing":"path","access_key_id":"id","secret_access_key":"secret","allow_http":true}}}},"encryption_key":"{KEY_HEX}"}}"#,
             self.port
         )
     }
@@ -110,6 +140,10 @@ impl TestStore {
     /// Makes a layer of an image, puts it and its block list into the store, and writes its descriptor. Returns the
     /// descriptor's path and the layer's own file.
     pub fn publish(&self, daemons: &Daemons, name: &str, image: &[u8]) -> (String, String) {
+        self.publish_as(daemons, name, image, Form::Plain)
+    }
+
+    pub fn publish_as(&self, daemons: &Daemons, name: &str, image: &[u8], form: Form) -> (String, String) {
         let (raw, layer) = (
             daemons.text(&format!("{name}.raw")),
             daemons.text(&format!("{name}.lsmt")),
@@ -119,7 +153,7 @@ impl TestStore {
             source: raw,
             into: layer.clone(),
         }));
-        let bytes = std::fs::read(&layer).unwrap();
+        let bytes = form.of(std::fs::read(&layer).unwrap());
         let mut builder = BlockListBuilder::new();
         builder.update(&bytes);
         let list = builder.finish();
@@ -129,7 +163,12 @@ impl TestStore {
         };
         let blocks = (source(format!("layers/{name}.blocks")), list.digest());
         let place = source(format!("layers/{name}.lsmt"));
-        let descriptor = Descriptor::new(Digest::of(&bytes), bytes.len() as u64, place, Some(blocks), None);
+        let (blocks, encryption) = match form {
+            Form::Plain => (Some(blocks), None),
+            Form::UnlistedZFile => (None, None),
+            Form::EncryptedZFile => (Some(blocks), Some(Encryption::Aes256Gcm)),
+        };
+        let descriptor = Descriptor::new(Digest::of(&bytes), bytes.len() as u64, place, blocks, encryption);
         self.put(&format!("layers/{name}.blocks"), list.encode());
         self.put(&format!("layers/{name}.lsmt"), bytes);
         let path = daemons.text(&format!("{name}.blob"));

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore
 from obstore.exceptions import (
@@ -45,6 +45,9 @@ RETRY_S_MAX: Final = 5.0
 # Requests in flight of one node; what is more waits here instead of being throttled there.
 REQUESTS_MAX: Final = 32
 SHOWN_CHARS_MAX: Final = 200
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 T = TypeVar("T")
 
@@ -235,12 +238,8 @@ def _client(settings: OssSettings, patience: Patience) -> S3Store:
         "disable_bulk_delete": True,
     }
     if settings.endpoint is not None:
-        config["endpoint"] = _endpoint(settings)
-    if settings.credentials is not None:
-        config["access_key_id"] = settings.credentials.access_key_id
-        config["secret_access_key"] = settings.credentials.secret_access_key
-        if settings.credentials.session_token is not None:
-            config["session_token"] = settings.credentials.session_token
+        # The second is what AWS_ENDPOINT_URL_S3 would set, which beats the first.
+        config["endpoint"] = config["aws_endpoint_url_s3"] = _endpoint(settings)
     return S3Store(
         settings.bucket,
         prefix=settings.prefix or None,
@@ -251,7 +250,22 @@ def _client(settings: OssSettings, patience: Patience) -> S3Store:
             "timeout": timedelta(seconds=patience.request_s_max),
         },
         retry_config={"max_retries": 0},
+        credential_provider=_provider(settings.credentials) if settings.credentials is not None else None,
     )
+
+
+def _provider(keys: Credentials) -> Callable[[], S3Credential]:
+    """Keys that are given are used alone: as settings they would be mixed with a session token of the environment."""
+
+    def provide() -> S3Credential:
+        return {
+            "access_key_id": keys.access_key_id,
+            "secret_access_key": keys.secret_access_key,
+            "token": keys.session_token,
+            "expires_at": None,
+        }
+
+    return provide
 
 
 def _endpoint(settings: OssSettings) -> str:
