@@ -19,6 +19,7 @@ from agentenv.errors import ImageError, ImageNotFound
 from agentenv.images import media
 from agentenv.images._overlaybd import HEAD_BYTES, virtual_size
 from agentenv.images.config import ImageConfig
+from agentenv.images.endpoints import endpoints_of
 from agentenv.images.manifest import LAYERS_MAX, Descriptor, Index, Manifest, choose
 from agentenv.images.reference import DIGEST, RegistryReference
 from agentenv.images.registry import RegistryClient
@@ -53,6 +54,7 @@ class RegistryBlob:
     """An overlaybd layer in a registry."""
 
     registry: str
+    # As the registry itself is asked for it.
     repository: str
     # "sha256:..." of the stored bytes.
     digest: str
@@ -113,7 +115,10 @@ async def find_accelerated(
             return None
         found, layers_digest = other
     reference = source.reference
-    blobs = tuple(RegistryBlob(reference.registry, reference.repository, digest, size) for digest, size in found)
+    # stores.json names the registry's address without the path that may be configured with it.
+    prefix = endpoints_of(reference, source.client.settings)[-1].prefix
+    repository = prefix + reference.repository
+    blobs = tuple(RegistryBlob(reference.registry, repository, digest, size) for digest, size in found)
     disk_bytes = await _disk_bytes(source, blobs[-1])
     return AcceleratedImage(image.reference, image.digest, layers_digest, image.config, disk_bytes, blobs)
 
