@@ -16,6 +16,7 @@ from agentenv.errors import Conflict, OperationFailed, RepositoryDamaged, StoreU
 from agentenv.model import Blob
 from agentenv.snapshots import MemoryStore, PosixStore, Repository, Staging, Store, ids_of
 from agentenv.snapshots.gclock import LOCK_KEY, LOCK_S, Timing
+from agentenv.snapshots.holds import HOLD_S_MAX
 from agentenv.snapshots.names import RESERVED_S
 from agentenv.snapshots.stores import Entry, Object
 
@@ -413,3 +414,34 @@ async def test_a_cancel_at_any_operation_holds_nothing_and_leaves_nothing_half(t
         await node.repository.sweep(0.0)
         needed = set().union(*(ids_of(snapshot) for snapshot in node.repository.all()))
         assert len(await content_ids(store) - needed) == len(node.repository.all())
+
+
+async def test_a_sweep_takes_traces_and_reservations_of_what_is_gone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node = Node("node-a", store, tmp_path / "a")
+    await node.repository.load()
+    await node.snapshot("s1", b"one")
+    for snapshot_id in ("s1", "s2"):
+        await store.put(f"traces/{snapshot_id}.json", b"[]")
+    await node.repository.reserve_name("old:default")
+    await store.put("gc/clock-0a.json", b"{}")
+    clock.advance(RESERVED_S + 1)
+    await node.repository.reserve_name("young:default")
+    await node.repository.sweep(0.0)
+    assert [entry.key for entry in await store.list("traces/")] == ["traces/s1.json"]
+    assert [entry.key for entry in await store.list("names/")] == ["names/young%3Adefault.json"]
+    assert await store.list("gc/") == []
+
+
+async def test_a_node_that_is_no_more_holds_nothing_for_ever(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node, other = Node("node-a", store, tmp_path / "a"), Node("node-b", store, tmp_path / "b")
+    (layer,) = await other.publish(b"one")
+    clock.advance(HOLD_S_MAX - 1)
+    await node.repository.sweep(0.0)
+    assert layer.digest in await content_ids(store)
+    clock.advance(2)
+    await node.repository.sweep(0.0)
+    assert layer.digest not in await content_ids(store)
