@@ -87,9 +87,7 @@ def test_a_field_of_a_newer_server_is_refused() -> None:
 FIELDS = st.sampled_from(["version", "snapshot", "names", "x"])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner),
 )
 
 
