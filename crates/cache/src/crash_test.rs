@@ -206,7 +206,7 @@ fn an_operation_that_fails_costs_nothing_but_the_caching() {
 #[test]
 fn a_host_that_goes_down_may_lose_any_data_and_any_bit() {
     let store = FakeStore::new(content(12, BLOCKS * BLOCK - 50));
-    for seed in 0..20 {
+    for seed in 0..40 {
         let folder = tempfile::tempdir().unwrap();
         let cache = open(folder.path(), CACHE_BYTES, Arc::new(SystemOps), 1);
         life(&cache, &store, seed);
@@ -236,6 +236,11 @@ fn a_host_that_goes_down_may_lose_any_data_and_any_bit() {
             }
         }
         drop((data, map));
+        // The first process after that dies while it makes the bits true for its boot.
+        let ops = FaultyOps::new(random.below(8) as usize, Tear::Part, Then::Dead);
+        let cache = open(folder.path(), CACHE_BYTES, ops, 2);
+        drop(cache.blob(spec(&store.content), store.clone()));
+        drop(cache);
         check(folder.path(), &store, 2, &format!("seed {seed}"));
     }
 }

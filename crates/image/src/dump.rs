@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use aenv_layers::Stack;
 
 use crate::device::{BLOCK_BYTES, Device, DeviceError};
-use crate::ext4::{Ext4Error, Extent, FileType, Inode, ROOT_INO, Volume};
+use crate::ext4::{Attributes, Ext4Error, Extent, FileType, Inode, ROOT_INO, Volume};
 use crate::programs::{ProgramError, replay_journal};
 use crate::tar::{Entry, Kind, PATH_BYTES_MAX, Writer};
 use crate::tree::RESCUE_FOLDER;
@@ -61,6 +61,8 @@ pub struct DumpReport {
     /// Of regular files, with their holes.
     pub content_bytes: u64,
     pub skipped_sockets: u64,
+    /// Extended attributes that no archive can hold: those with a `=` in their names.
+    pub skipped_attributes: u64,
 }
 
 /// Writes the tree of the disk to `sink`. Errors: see [`DumpError`]; what was written is no archive then.
@@ -216,7 +218,15 @@ impl<W: Write> Dump<'_, W> {
         Ok(())
     }
 
-    fn describe(&self, path: &[u8], kind: Kind, ino: u32, inode: &Inode) -> Result<Entry, DumpError> {
+    fn attributes(&mut self, ino: u32, inode: &Inode) -> Result<Attributes, DumpError> {
+        let mut attributes = self.volume.attributes(ino, inode)?;
+        let found = attributes.len();
+        attributes.retain(|name, _| !name.contains(&b'='));
+        self.report.skipped_attributes += (found - attributes.len()) as u64;
+        Ok(attributes)
+    }
+
+    fn describe(&mut self, path: &[u8], kind: Kind, ino: u32, inode: &Inode) -> Result<Entry, DumpError> {
         let link = match kind {
             Kind::Symlink => self.volume.target(ino, inode)?,
             _ => Vec::new(),
@@ -238,7 +248,7 @@ impl<W: Write> Dump<'_, W> {
             pieces: None,
             major,
             minor,
-            attributes: self.volume.attributes(ino, inode)?,
+            attributes: self.attributes(ino, inode)?,
         })
     }
 

@@ -113,6 +113,7 @@ fn program(error: &ProgramError) -> &'static str {
     match error {
         ProgramError::Start { source, .. } => system(source),
         ProgramError::MakeFileSystem { .. } => IO,
+        ProgramError::HostFull { .. } => NO_SPACE,
         ProgramError::NotClean { .. } | ProgramError::Journal { .. } => CORRUPT,
     }
 }

@@ -116,6 +116,7 @@ fn dump_report(report: &aenv_image::DumpReport, out: &Path) -> Value {
         "files": report.files,
         "content_bytes": report.content_bytes,
         "skipped_sockets": report.skipped_sockets,
+        "skipped_attributes": report.skipped_attributes,
     })
 }
 

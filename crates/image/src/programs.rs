@@ -19,6 +19,8 @@ const JOURNAL_DISK_BYTES_MIN: u64 = 128 << 20;
 /// Spelled out, since hosts' `/etc/mke2fs.conf` differ and equal images must give equal bytes on all nodes.
 const FEATURES: &str = "none,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,\
                         huge_file,dir_nlink,extra_isize,metadata_csum";
+/// With less than this left, a failed mke2fs had too little: an empty file system takes more.
+const FULL_BYTES: u64 = 1 << 20;
 /// Bits of e2fsck's exit status: errors were corrected, and the two that leave them uncorrected or unknown.
 const CORRECTED: i32 = 1;
 const SYSTEM_FOLDERS: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
@@ -33,13 +35,15 @@ pub enum ProgramError {
     },
     #[error("mke2fs failed: {output}")]
     MakeFileSystem { output: String },
+    #[error("mke2fs failed, and the host's disk is full: {free} bytes are left")]
+    HostFull { free: u64 },
     #[error("the file system is not clean: {output}")]
     NotClean { output: String },
     #[error("the journal cannot be replayed: {output}")]
     Journal { output: String },
 }
 
-/// Makes an empty ext4 file system on `file`, as large as the file. Errors: `Start`, `MakeFileSystem`.
+/// Makes an empty ext4 file system on `file`, as large as the file. Errors: `Start`, `MakeFileSystem`, `HostFull`.
 pub fn make_file_system(file: &File, size: u64, uuid: &str, time_s: u32) -> Result<(), ProgramError> {
     let extended = format!("discard,lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0,hash_seed={uuid}");
     let journal = size >= JOURNAL_DISK_BYTES_MIN;
@@ -78,7 +82,17 @@ pub fn make_file_system(file: &File, size: u64, uuid: &str, time_s: u32) -> Resu
     let output = run("mke2fs", command, file)?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(ProgramError::MakeFileSystem { output: text(&output) }),
+        false => Err(failure(file, &output)),
+    }
+}
+
+/// The program says why only in words; what is left of the disk says it better.
+fn failure(file: &File, output: &Output) -> ProgramError {
+    match rustix::fs::fstatvfs(file) {
+        Ok(disk) if disk.f_bavail * disk.f_frsize < FULL_BYTES => ProgramError::HostFull {
+            free: disk.f_bavail * disk.f_frsize,
+        },
+        _ => ProgramError::MakeFileSystem { output: text(output) },
     }
 }
 

@@ -287,6 +287,7 @@ mod test {
             std::fs::write(&path, &all[..cut]).unwrap();
             let mut journal = open(dir.path());
             assert!(journal.part(0).is_some() && journal.part(1).is_none(), "{cut}");
+            assert_eq!(std::fs::read(&path).unwrap(), kept, "{cut}");
             journal.record(sent(1)).unwrap();
             drop(journal);
             assert_eq!(std::fs::read(&path).unwrap(), all, "{cut}");

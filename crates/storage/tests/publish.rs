@@ -298,6 +298,15 @@ fn a_store_that_stays_away_is_an_error_that_names_it_and_the_upload_goes_on_late
 }
 
 #[test]
+fn an_object_that_is_not_what_was_stored_is_an_error() {
+    let setup = setup();
+    setup.s3.state().always = Some(("HEAD".into(), Fault::WrongTag));
+    let failed = run(&setup.to_bucket()).unwrap_err();
+    assert!(matches!(failed, Failed::NotStored { .. }), "{failed}");
+    assert_eq!(failed.kind(), "corrupt");
+}
+
+#[test]
 fn an_upload_that_the_store_forgot_is_begun_anew() {
     let setup = setup();
     setup.s3.state().always = Some(("partNumber=4".into(), Fault::Denied));

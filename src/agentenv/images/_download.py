@@ -6,12 +6,10 @@ resume needs nothing but the offset; whatever a mirror said before, the digest a
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -22,6 +20,7 @@ import httpx
 from agentenv.errors import ImageError, RegistryError, StorageFull
 from agentenv.images._http import RegistryHttp, Request
 from agentenv.images._retry import Transient
+from agentenv.images._threads import to_its_end
 from agentenv.images.manifest import Descriptor
 
 # Written and hashed at once, in a worker thread: enough to make the change of threads cheap.
@@ -48,9 +47,6 @@ class BlobDownload:
         self._into = into
         self._on_bytes = on_bytes
         self._file: FileIO | None = None
-        # A cancel does not stop a thread that opens or writes: the lock keeps `close` behind it, or it behind `close`.
-        self._writing = threading.Lock()
-        self._is_closed = False
         self._hash = hashlib.sha256()
         self._offset = 0
         self._etag: str | None = None
@@ -60,20 +56,18 @@ class BlobDownload:
 
     async def open(self) -> None:
         """Take over what an earlier download left in the file. Raises `StorageFull`, `ImageError`."""
-        await asyncio.to_thread(self._open_file)
+        await to_its_end(self._open_file)
         if self._offset:
             self._of_one_answer = False
             self._on_bytes(self._offset)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._close_file)
+        await to_its_end(self._close_file)
 
     def _close_file(self) -> None:
-        with self._writing:
-            self._is_closed = True
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     async def fetch(self, request: Request) -> None:
         """Get the rest from this place and verify the whole. Raises `DigestMismatch`, `RegistryError`,
@@ -158,26 +152,24 @@ class BlobDownload:
                 self._on_bytes(len(piece))
 
     async def _append(self, piece: bytearray) -> None:
-        await asyncio.to_thread(self._write, piece)
+        await to_its_end(self._write, piece)
         self._on_bytes(len(piece))
 
     def _write(self, piece: bytearray) -> None:
-        with self._writing:
-            if self._file is None:
-                return
-            self._hash.update(piece)
-            self._offset += len(piece)
-            try:
-                written = self._file.write(piece)
-            except OSError as error:
-                raise self._no_room(error) from error
-            if written != len(piece):
-                raise StorageFull(self._needs(self._free_bytes()))
+        assert self._file is not None, "opened before"
+        self._hash.update(piece)
+        self._offset += len(piece)
+        try:
+            written = self._file.write(piece)
+        except OSError as error:
+            raise self._no_room(error) from error
+        if written != len(piece):
+            raise StorageFull(self._needs(self._free_bytes()))
 
     async def _start_over(self) -> None:
         lost, self._offset = self._offset, 0
         self._hash, self._of_one_answer, self._etag = hashlib.sha256(), True, None
-        await asyncio.to_thread(self._truncate)
+        await to_its_end(self._truncate)
         self._on_bytes(-lost)
 
     def _truncate(self) -> None:
@@ -186,16 +178,13 @@ class BlobDownload:
         self._file.truncate(0)
 
     def _open_file(self) -> None:
-        with self._writing:
-            if self._is_closed:
-                return
-            try:
-                self._file = FileIO(os.open(self._into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-            except OSError as error:
-                raise self._no_room(error) from error
-            self._take_over(self._file)
-            if (free := self._free_bytes()) < self._blob.size_bytes - self._offset:
-                raise StorageFull(self._needs(free))
+        try:
+            self._file = FileIO(os.open(self._into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+        except OSError as error:
+            raise self._no_room(error) from error
+        self._take_over(self._file)
+        if (free := self._free_bytes()) < self._blob.size_bytes - self._offset:
+            raise StorageFull(self._needs(free))
 
     def _take_over(self, file: FileIO) -> None:
         there = file.seek(0, os.SEEK_END)

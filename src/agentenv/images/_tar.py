@@ -25,8 +25,8 @@ _PIECE_BYTES: Final = 1 << 20
 class TarIndex:
     """The regular members of a tar file. Blocking: call it from a worker thread. Safe for several threads."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `ImageNotFound`, `ImageError`."""
+    def __init__(self, path: Path, stopped: Callable[[], bool]) -> None:
+        """Reads all headers, until `stopped`. Raises `ImageNotFound`, `ImageError`."""
         self._path = path
         # One file position: two threads must not move it at once.
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class TarIndex:
             raise ImageError(f"{path}: not a tar archive ({error})") from error
         self._members: dict[str, tarfile.TarInfo] = {}
         try:
-            self._index()
+            self._index(stopped)
         except BaseException:
             self._tar.close()
             raise
@@ -78,9 +78,11 @@ class TarIndex:
                 left -= len(piece)
                 on_piece(len(piece))
 
-    def _index(self) -> None:
+    def _index(self, stopped: Callable[[], bool]) -> None:
         with _translated(self._path):
             for count, member in enumerate(self._tar):
+                if stopped():
+                    raise ImageError(f"{self._path}: nobody waits for it any more")
                 if count >= MEMBERS_MAX:
                     raise ImageError(f"{self._path}: more than {MEMBERS_MAX} members; this is no archive of images")
                 # The later of two members of one name counts, as for every tar.

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv.errors import ImageError, ImageNotFound
+from agentenv.errors import ImageError, ImageNotFound, Unsupported
 from agentenv.images import media
 from agentenv.images._overlaybd import HEAD_BYTES, virtual_size
 from agentenv.images.config import ImageConfig
-from agentenv.images.manifest import LAYERS_MAX, Descriptor, Index, Manifest, choose
+from agentenv.images.endpoints import endpoints_of
+from agentenv.images.manifest import LAYERS_MAX, Descriptor, Manifest, choose
 from agentenv.images.reference import DIGEST, RegistryReference
 from agentenv.images.registry import RegistryClient
 from agentenv.images.registry_source import RegistrySource
@@ -53,6 +54,7 @@ class RegistryBlob:
     """An overlaybd layer in a registry."""
 
     registry: str
+    # As the registry itself is asked for it.
     repository: str
     # "sha256:..." of the stored bytes.
     digest: str
@@ -116,7 +118,10 @@ async def find_accelerated(
             return None
         found, layers_digest = other
     reference = source.reference
-    blobs = tuple(RegistryBlob(reference.registry, reference.repository, digest, size) for digest, size in found)
+    # stores.json names the registry's address without the path that may be configured with it.
+    prefix = endpoints_of(reference, source.client.settings)[-1].prefix
+    repository = prefix + reference.repository
+    blobs = tuple(RegistryBlob(reference.registry, repository, digest, size) for digest, size in found)
     disk_bytes = await _disk_bytes(source, blobs[-1])
     return AcceleratedImage(image.reference, image.digest, layers_digest, image.config, disk_bytes, blobs)
 
@@ -162,32 +167,31 @@ async def _elsewhere(
                 if (found := await _layers_of(source, client, reference.with_digest(entry.digest))) is not None:
                     return found
     if options.tag_suffix and reference.tag and reference.digest is None:
-        return await _suffixed(source, client, reference.with_tag(reference.tag + options.tag_suffix))
+        return await _layers_of(source, client, reference.with_tag(reference.tag + options.tag_suffix))
     return None
-
-
-async def _suffixed(
-    source: RegistrySource, client: RegistryClient, reference: RegistryReference
-) -> tuple[list[tuple[str, int]], str] | None:
-    try:
-        return await _layers_of(source, client, reference)
-    except ImageNotFound:
-        return None
 
 
 async def _layers_of(
     source: RegistrySource, client: RegistryClient, reference: RegistryReference
 ) -> tuple[list[tuple[str, int]], str] | None:
-    found = await client.manifest(reference)
-    for _ in range(INDEX_DEPTH_MAX):
-        if not isinstance(found, Index):
-            break
-        chosen = choose(found, source.platform, str(reference))
-        found = await client.manifest(reference.with_digest(chosen.digest))
-    if not isinstance(found, Manifest):
-        raise ImageError(f"{reference}: more than {INDEX_DEPTH_MAX} indexes inside each other")
+    """None also for what is listed and not there, or has nothing for the platform: that is an answer, no error."""
+    try:
+        found = await _manifest_of(source, client, reference)
+    except (ImageNotFound, Unsupported) as error:
+        log.info("no overlaybd image: %s", error)
+        return None
     layers = usable_layers(found)
     if layers is None:
         log.warning("%s calls itself an overlaybd image but has layers that cannot be read on demand", reference)
         return None
     return layers, found.digest
+
+
+async def _manifest_of(source: RegistrySource, client: RegistryClient, reference: RegistryReference) -> Manifest:
+    found = await client.manifest(reference)
+    for _ in range(INDEX_DEPTH_MAX):
+        if isinstance(found, Manifest):
+            return found
+        chosen = choose(found, source.platform, str(reference))
+        found = await client.manifest(reference.with_digest(chosen.digest))
+    raise ImageError(f"{reference}: more than {INDEX_DEPTH_MAX} indexes inside each other")

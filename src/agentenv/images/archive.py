@@ -14,6 +14,7 @@ from typing import Any, Final
 from agentenv.errors import ImageError, ImageNotFound, InvalidRequest
 from agentenv.images import media
 from agentenv.images._tar import TarIndex
+from agentenv.images._threads import until_stopped
 from agentenv.images.config import CONFIG_BYTES_MAX, ImageConfig, parse_config
 from agentenv.images.layout import INDEX_FILE, blob_path
 from agentenv.images.manifest import (
@@ -53,14 +54,8 @@ class _Archive:
         def on_piece(count: int) -> None:
             loop.call_soon_threadsafe(on_bytes, count)
 
-        copying = asyncio.ensure_future(asyncio.to_thread(tar.copy, name, into, stop.is_set, on_piece))
-        try:
-            await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            # The file is the caller's to remove, so its writer must be gone first.
-            stop.set()
-            await asyncio.gather(copying, return_exceptions=True)
-            raise
+        # The file is the caller's to remove, so a cancel waits until its writer is gone.
+        await until_stopped(stop, tar.copy, name, into, stop.is_set, on_piece)
         return into
 
     async def aclose(self) -> None:
@@ -71,8 +66,14 @@ class _Archive:
 
     async def _opened(self) -> TarIndex:
         if self._tar is None:
-            self._tar = await asyncio.to_thread(TarIndex, Path(self._reference.path))
+            stop = threading.Event()
+            await until_stopped(stop, self._open, stop)
+        assert self._tar is not None, "opened above"
         return self._tar
+
+    def _open(self, stop: threading.Event) -> None:
+        # Kept by the thread itself: after a cancel it is still there to be closed.
+        self._tar = TarIndex(Path(self._reference.path), stop.is_set)
 
     async def _document(self, name: str, bytes_max: int) -> bytes:
         tar = await self._opened()

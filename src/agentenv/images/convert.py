@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from agentenv.errors import ImageError, InvalidRequest, StorageFull, Unsupported
 from agentenv.images import media
 from agentenv.images._claims import Claims
+from agentenv.images._threads import all_over, to_its_end
 from agentenv.images.chain import EMPTY_DIFF_ID, EMPTY_TAR, chain_keys, without_empty
 from agentenv.images.config import ImageConfig
 from agentenv.images.program import LayerMaker, LayerTask, OnProgress
@@ -101,11 +102,11 @@ class Converter:
         _check_files(image)
         staging = self._staging_dir / secrets.token_hex(12)
         try:
-            await asyncio.to_thread(_make_folder, staging)
+            await to_its_end(_make_folder, staging)
             work = _Work(self, source, image, disk_mib << 20, staging, report)
             ids = await work.run()
         finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True))
+            await to_its_end(shutil.rmtree, staging, ignore_errors=True)
         disk = DiskStack(disk_mib << 20, tuple(ids))
         return ConvertedImage(disk, image.config, image.digest, image.named_digest, image.reference, work.converted)
 
@@ -161,7 +162,7 @@ class _Work:
     async def _end_downloads(self) -> None:
         for task in self._downloads.values():
             task.cancel()
-        await asyncio.gather(*self._downloads.values(), return_exceptions=True)
+        await all_over(self._downloads.values())
 
     async def _layer_id(self, at: int) -> str:
         key = self._keys[at]
@@ -221,7 +222,7 @@ class _Work:
     async def _download(self, at: int) -> Path:
         layer, into = self._layers[at], self._staging / f"{at}.tar"
         if layer is _EMPTY_LAYER:
-            await asyncio.to_thread(into.write_bytes, EMPTY_TAR)
+            await to_its_end(into.write_bytes, EMPTY_TAR)
             return into
         return await self._source.fetch_layer(layer, into, self._counted.fetched)
 

@@ -14,16 +14,19 @@ import os
 import secrets
 import shutil
 import tarfile
+import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextlib import suppress as suppressed
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agentenv.errors import HostUnsuitable, ImageError, InvalidRequest, StorageFull
 from agentenv.images import media
+from agentenv.images._threads import all_over, to_its_end, until_stopped
 from agentenv.images.config import ImageConfig
 from agentenv.images.manifest import digest_of
 from agentenv.model import Progress, Report
@@ -90,12 +93,13 @@ async def export_layout(dumper: Dumper, job: ExportJob, into: Path, report: Repo
     partial = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
     try:
         with _translated(into):
-            await asyncio.to_thread((partial / "blobs" / "sha256").mkdir, parents=True)
+            await to_its_end((partial / "blobs" / "sha256").mkdir, parents=True)
             made = await _write(dumper, job, partial, report)
-            await asyncio.to_thread(partial.rename, into)
+            # Without a turn of the loop: a cancel comes before it or finds the whole.
+            partial.rename(into)
         return made
     finally:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
+        await to_its_end(shutil.rmtree, partial, ignore_errors=True)
 
 
 async def export_archive(dumper: Dumper, job: ExportJob, into: Path, report: Report) -> ExportedImage:
@@ -107,11 +111,12 @@ async def export_archive(dumper: Dumper, job: ExportJob, into: Path, report: Rep
         made = await export_layout(dumper, job, folder, report)
         report(Progress("packing the archive"))
         with _translated(into):
-            await asyncio.to_thread(_pack, folder, partial)
-            await asyncio.to_thread(partial.rename, into)
+            stop = threading.Event()
+            await until_stopped(stop, _pack, folder, partial, stop)
+            partial.rename(into)
         return made
     finally:
-        await asyncio.shield(asyncio.to_thread(_remove, folder, partial))
+        await to_its_end(_remove, folder, partial)
 
 
 async def _write(dumper: Dumper, job: ExportJob, folder: Path, report: Report) -> ExportedImage:
@@ -126,7 +131,7 @@ async def _write(dumper: Dumper, job: ExportJob, folder: Path, report: Report) -
     layer = {"mediaType": _LAYER_TYPES[job.compression], "digest": digest, "size": count}
     described = {"mediaType": media.OCI_CONFIG, "digest": digest_of(config), "size": len(config)}
     manifest = _json({"schemaVersion": 2, "mediaType": media.OCI_MANIFEST, "config": described, "layers": [layer]})
-    await asyncio.to_thread(_write_documents, folder, config, manifest, job.reference)
+    await to_its_end(_write_documents, folder, config, manifest, job.reference)
     return ExportedImage(digest_of(manifest), counted.diff_id(), digest, count)
 
 
@@ -179,7 +184,7 @@ async def _pack_layer(pieces: AsyncIterator[bytes], into: Path, compression: str
     with into.open("wb") as out:
         async for piece in pieces:
             packed = await asyncio.to_thread(packer.compress, piece) if packer is not None else piece
-            await asyncio.to_thread(out.write, packed)
+            await to_its_end(out.write, packed)
         if packer is not None:
             out.write(packer.flush())
 
@@ -205,7 +210,7 @@ async def _pack_zstd(pieces: AsyncIterator[bytes], into: Path) -> None:
             if process.returncode is None:
                 with suppressed(ProcessLookupError):
                     process.kill()
-                await asyncio.shield(process.wait())
+                await all_over([asyncio.ensure_future(process.wait())])
     if code != 0:
         # It says nothing else of a full disk.
         raise _zstd_failure(into, code)
@@ -244,7 +249,18 @@ def _json(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _pack(folder: Path, into: Path) -> None:
+class _Stoppable(FileIO):
+    """A file whose reading ends early, as with an error, once somebody says so."""
+
+    def __init__(self, path: Path, stop: threading.Event) -> None:
+        super().__init__(path)
+        self._stop = stop
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return b"" if self._stop.is_set() else super().read(-1 if size is None else size)
+
+
+def _pack(folder: Path, into: Path, stop: threading.Event) -> None:
     """In a fixed order and without owner or time: equal layouts give equal archives. Small documents first, since
     readers that stream look for them."""
     names = sorted((path.relative_to(folder) for path in folder.rglob("*") if path.is_file()), key=_archive_order)
@@ -252,7 +268,7 @@ def _pack(folder: Path, into: Path) -> None:
         for name in names:
             info = tarfile.TarInfo(str(name))
             info.size, info.mode = (folder / name).stat().st_size, 0o644
-            with (folder / name).open("rb") as file:
+            with _Stoppable(folder / name, stop) as file:
                 tar.addfile(info, file)
 
 

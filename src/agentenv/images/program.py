@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agentenv.errors import HostUnsuitable, ImageError, InvalidRequest, StorageFull
+from agentenv.images._threads import all_over
 from agentenv.images.media import Compression
 
 # A layer takes its packed size at this rate and a while on top; what takes longer hangs.
@@ -179,7 +180,7 @@ async def _running(program: Path, arguments: Sequence[str], on_progress: OnProgr
     try:
         yield run
     finally:
-        await asyncio.shield(asyncio.ensure_future(_end(run)))
+        await all_over([asyncio.ensure_future(_end(run))])
 
 
 async def _end(run: _Run) -> None:

@@ -34,5 +34,5 @@ def decode_manifest(raw: bytes, origin: str) -> SnapshotManifest:
         if body["version"] != MANIFEST_VERSION:
             raise NewerManifest(f"{origin}: version {body['version']}, this server reads {MANIFEST_VERSION}")
         return msgspec.convert(body["snapshot"], SnapshotManifest)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
         raise CorruptManifest(f"{origin}: not a snapshot record ({error})") from error

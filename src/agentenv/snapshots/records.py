@@ -59,7 +59,7 @@ def decode_record(raw: bytes, origin: str) -> Record | SnapshotManifest:
         if version != VERSION:
             raise NewerManifest(f"{origin}: version {version}, this server reads {VERSION_ONE} and {VERSION}")
         return msgspec.json.decode(raw, type=Record)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptManifest(f"{origin}: not a snapshot record ({error})") from error
 
 
@@ -76,7 +76,7 @@ def decode_snapshot(record: Record, manifest: bytes, origin: str) -> SnapshotMan
             raise CorruptManifest(f"{origin}: unknown fields {', '.join(sorted(unknown))}")
         found = {name: getattr(record, name) for name in _IN_RECORD}
         return msgspec.convert(body.snapshot | found, SnapshotManifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptManifest(f"{origin}: not a manifest ({error})") from error
 
 

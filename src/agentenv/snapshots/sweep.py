@@ -124,8 +124,11 @@ class Sweeper:
         try:
             now_s = (await lock.entry()).modified_s
             stored = [entry for folder in CONTENT_FOLDERS for entry in await self._store.list(folder)]
-            others = await self._leftovers(now_s)
+            # Before the records are read: a trace that is listed belongs to a record that was there.
+            traces = await self._store.list(TRACES)
             marks = (await mark(self._store, self._index, now_s)).all()
+            known = {known.snapshot.snapshot_id for known in self._index.all()}
+            others = [entry for entry in traces if id_of(entry.key) not in known] + await self._leftovers(now_s)
             garbage = [entry for entry in stored if id_of(entry.key) not in marks]
             doomed = [entry for entry in garbage if now_s - entry.modified_s >= grace_s]
             young = [entry for entry in garbage if now_s - entry.modified_s < grace_s]
@@ -144,7 +147,7 @@ class Sweeper:
             await lock.keep()
 
             async def delete(entry: Entry) -> bool:
-                if not lock.may_delete():
+                if not lock.may_delete() or not await self._is_as_listed(entry):
                     return False
                 await self._store.delete(entry.key)
                 return True
@@ -155,10 +158,18 @@ class Sweeper:
         return removed, freed
 
     async def _leftovers(self, now_s: float) -> list[Entry]:
-        """Traces of snapshots that are gone, reservations and holds of processes that are, clocks that nobody reads."""
-        known = {known.snapshot.snapshot_id for known in self._index.all()} | self._index.broken().keys()
-        found = [entry for entry in await self._store.list(TRACES) if id_of(entry.key) not in known]
-        ages = ((NAMES, RESERVED_S), (HOLDS, HOLD_S_MAX), ("gc/", _CLOCK_S_MAX))
-        for folder, age_s in ages:
+        """Reservations that ran out, and clocks that nobody reads.
+
+        Holds that ran out stay, unread: their node may be back and write its own again while this goes on.
+        """
+        found = []
+        for folder, age_s in ((NAMES, RESERVED_S), ("gc/", _CLOCK_S_MAX)):
             found += [entry for entry in await self._store.list(folder) if now_s - entry.modified_s > age_s]
         return [entry for entry in found if entry.key != LOCK_KEY]
+
+    async def _is_as_listed(self, entry: Entry) -> bool:
+        """Whether a reservation is still the one that ran out. What is content is guarded by holds instead."""
+        if entry.key.startswith(CONTENT_FOLDERS):
+            return True
+        now = await self._store.stat(entry.key)
+        return now is not None and now.modified_s == entry.modified_s

@@ -81,6 +81,24 @@ def test_a_failure_says_what_and_leaves_nothing(bench: Bench, tmp_path: Path) ->
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("free_kib", [256, 9 << 10, 60 << 10])
+def test_a_full_host_disk_is_not_the_images(bench: Bench, tmp_path: Path, free_kib: int) -> None:
+    """Full while the file system is made, while files are written, and while the layer is."""
+    source = tmp_path / "layer.tar"
+    source.write_bytes(Layer().file("data", bytes([7]) * (40 << 20)).bytes())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # Mounted in a namespace that ends with the command.
+    script = f'mount -t tmpfs -o size={free_kib}k tmpfs {disk} && "$@"; status=$?; ls -A {disk} >&2; exit $status'
+    command = ["apply", "--size-bytes", str(DISK_BYTES), "--tar", str(source), "--out", str(disk / "layer")]
+    done = bench.in_namespace(script, *command)
+    assert done.returncode == 1
+    # The name of a file left behind would come after it.
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert error["kind"] == "no_space"
+    assert "missing_bytes" not in error
+
+
 def test_a_stop_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
     """SIGTERM in the middle of a conversion."""
     out = tmp_path / "out"

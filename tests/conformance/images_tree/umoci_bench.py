@@ -73,6 +73,11 @@ class Bench:
         result: dict[str, Any] = json.loads(done.stdout)
         return result
 
+    def in_namespace(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The program as the arguments of a shell script with mounts of its own."""
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", str(self._program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S)
+
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The program, fed by a pipe. The caller ends it."""
         pipe = subprocess.PIPE

@@ -138,6 +138,17 @@ async def test_a_referrer_of_the_index_is_an_index_too(world: World) -> None:
     assert found.layers_digest == artifact
 
 
+async def test_a_referrer_for_other_platforms_or_without_a_manifest_means_conversion(world: World) -> None:
+    subject = world.push(PLAIN, "12")
+    world.refer(subject, digest_of(b"nobody"))
+    assert await find_accelerated(world.source()) is None
+    entry = {"mediaType": media.OCI_MANIFEST, "digest": world.push_overlaybd(), "size": 1}
+    other = entry | {"platform": {"os": "linux", "architecture": "arm64"}}
+    index = {"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": [other]}
+    world.refer(subject, world.registry.add_manifest(index, media.OCI_INDEX))
+    assert await find_accelerated(world.source()) is None
+
+
 async def test_other_referrers_are_passed_over(world: World) -> None:
     subject = world.push(PLAIN, "12")
     world.refer(subject, world.push_overlaybd(), "application/vnd.dev.cosign.simplesigning.v1+json")

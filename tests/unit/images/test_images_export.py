@@ -114,14 +114,18 @@ async def test_a_dump_that_failed_at_its_end_leaves_nothing(tmp_path: Path) -> N
         assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_cancel_leaves_nothing(tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
+@pytest.mark.parametrize("turns", range(1, 60, 4))
+async def test_a_cancel_at_any_moment_leaves_nothing_or_the_whole(tmp_path: Path, turns: int) -> None:
+    for exported in (export_layout, export_archive):
+        into = tmp_path / exported.__name__
+        task = asyncio.ensure_future(exported(FakeDump(), job(), into, silent))
+        for _ in range(turns):
+            await asyncio.sleep(0)
         task.cancel()
-
-    task = asyncio.ensure_future(export_layout(FakeDump(), job(), tmp_path / "out", stop))
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert list(tmp_path.iterdir()) == []
+        await asyncio.gather(task, return_exceptions=True)
+        assert [path.name for path in tmp_path.iterdir()] == ([] if task.cancelled() else [into.name])
+        for path in tmp_path.iterdir():
+            path.rename(tmp_path.with_name(f"{tmp_path.name}-{into.name}"))
 
 
 async def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from agentenv.errors import Conflict, OperationFailed, RepositoryDamaged, StoreU
 from agentenv.model import Blob
 from agentenv.snapshots import MemoryStore, PosixStore, Repository, Staging, Store, ids_of
 from agentenv.snapshots.gclock import LOCK_KEY, LOCK_S, Timing
+from agentenv.snapshots.holds import HOLD_S_MAX
 from agentenv.snapshots.names import RESERVED_S
+from agentenv.snapshots.stores import Entry, Object
 
 
 @pytest.fixture(params=["memory", "posix"])
@@ -363,3 +366,82 @@ def test_staging_collects_what_nobody_needs(tmp_path: Path) -> None:
     assert (removed, freed_bytes) == (2, 8192)
     assert staging.stored_ids() == {"a", "newer"}
     assert staging.usage(["a"]).garbage_bytes == 4096
+
+
+async def test_a_cancel_at_any_operation_holds_nothing_and_leaves_nothing_half(tmp_path: Path) -> None:
+    class Cancelling(MemoryStore):
+        """Cancels the task that asks at the n-th operation, which is carried out or not."""
+
+        left = -1
+
+        async def _step(self) -> None:
+            self.left -= 1
+            if self.left == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+
+        async def put(self, key: str, content: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+            etag = await super().put(key, content, if_absent=if_absent, if_match=if_match)
+            await self._step()
+            return etag
+
+        async def get(self, key: str) -> Object:
+            await self._step()
+            return await super().get(key)
+
+        async def stat(self, key: str) -> Entry | None:
+            await self._step()
+            return await super().stat(key)
+
+    store = Cancelling()
+    node = Node("node-a", store, tmp_path)
+    await node.repository.load()
+    store.left = 1_000
+    await node.snapshot("s0", b"first")
+    count = 1_000 - store.left
+    assert count > 10
+    for number in range(1, count + 1):
+        store.left = number
+        task = asyncio.create_task(node.snapshot(f"s{number}", b"layer %d" % number))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        store.left = -1
+        await node.repository.refresh()
+        for snapshot in node.repository.all():
+            assert ids_of(snapshot) <= await content_ids(store)
+        await node.repository.sweep(0.0)
+        needed = set().union(*(ids_of(snapshot) for snapshot in node.repository.all()))
+        assert len(await content_ids(store) - needed) == len(node.repository.all())
+
+
+async def test_a_sweep_takes_traces_and_reservations_of_what_is_gone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node = Node("node-a", store, tmp_path / "a")
+    await node.repository.load()
+    await node.snapshot("s1", b"one")
+    for snapshot_id in ("s1", "s2"):
+        await store.put(f"traces/{snapshot_id}.json", b"[]")
+    await node.repository.reserve_name("old:default")
+    await store.put("gc/clock-0a.json", b"{}")
+    clock.advance(RESERVED_S + 1)
+    await node.repository.reserve_name("young:default")
+    await node.repository.sweep(0.0)
+    assert [entry.key for entry in await store.list("traces/")] == ["traces/s1.json"]
+    assert [entry.key for entry in await store.list("names/")] == ["names/young%3Adefault.json"]
+    assert await store.list("gc/") == []
+
+
+async def test_a_node_that_is_no_more_holds_nothing_for_ever(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node, other = Node("node-a", store, tmp_path / "a"), Node("node-b", store, tmp_path / "b")
+    (layer,) = await other.publish(b"one")
+    clock.advance(HOLD_S_MAX - 1)
+    await node.repository.sweep(0.0)
+    assert layer.digest in await content_ids(store)
+    clock.advance(2)
+    await node.repository.sweep(0.0)
+    assert layer.digest not in await content_ids(store)
