@@ -280,7 +280,8 @@ class Node:
         self._collector.soon()
 
     async def collect_staging(self) -> tuple[int, int]:
-        """Remove local layers that nothing needs, now; how many files and bytes went."""
+        """Remove local layers that nothing needs, now; how many files and bytes went. Holds that nothing needs go too."""
+        await self._follower.look()
         return await self._collector.sweep()
 
     def needed_layers(self) -> set[str]:
