@@ -75,25 +75,26 @@ impl Model {
         None
     }
 
+    fn hide(&mut self, folder: &[String], hidden: &str) {
+        let Some(at) = self.resolve(folder, false) else {
+            return;
+        };
+        let (path, opaque) = match hidden {
+            ".wh..opq" => (at, true),
+            hidden => ([&at[..], &[hidden.to_owned()]].concat(), false),
+        };
+        let mut gone: Vec<Vec<String>> = self.paths.keys().cloned().collect();
+        gone.retain(|at| at.starts_with(&path) && !(opaque && *at == path) && !self.fresh.contains(at));
+        gone.iter().for_each(|path| self.remove(path));
+    }
+
     /// False where the layer must be refused.
     fn apply(&mut self, Item(entry, data): &Item) -> bool {
         let path = String::from_utf8(entry.path.clone()).unwrap();
         let mut parts: Vec<String> = path.split('/').map(str::to_owned).collect();
         let name = parts.pop().unwrap();
         if let Some(hidden) = name.strip_prefix(".wh.") {
-            if let Some(at) = self.resolve(&parts, false) {
-                let (path, opaque) = match hidden {
-                    ".wh..opq" => (at, true),
-                    hidden => ([&at[..], &[hidden.to_owned()]].concat(), false),
-                };
-                let gone: Vec<Vec<String>> = self
-                    .paths
-                    .keys()
-                    .filter(|at| at.starts_with(&path) && !(opaque && **at == path) && !self.fresh.contains(*at))
-                    .cloned()
-                    .collect();
-                gone.iter().for_each(|path| self.remove(path));
-            }
+            self.hide(&parts, hidden);
             return true;
         }
         let Some(at) = self.resolve(&parts, true) else {

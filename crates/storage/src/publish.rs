@@ -71,7 +71,10 @@ pub struct Published {
 
 /// Publishes. Durable on return; idempotent; may be killed at any time and run again.
 pub fn publish(publication: &Publication, progress: &Progress) -> Result<Published, Failed> {
-    let stores = publication.stores.as_deref().map(Stores::open).transpose()?;
+    // A directory without encryption needs none, and a node with such a repository may have none.
+    let needed = publication.encrypt || matches!(publication.target, Target::Store(_));
+    let stores = publication.stores.as_deref().filter(|_| needed);
+    let stores = stores.map(Stores::open).transpose()?;
     let (recipe, plain) = prepare(publication, stores.as_ref(), progress)?;
     match &publication.target {
         Target::Directory(folder) => into_directory(publication, &recipe, plain, folder, progress),

@@ -51,41 +51,33 @@ pub struct Verified {
 
 /// Verifies. Errors: the first damage, naming the file; kind `corrupt`.
 pub fn verify(verification: &Verification, progress: &Progress) -> Result<Verified, Failed> {
-    let stores = verification.stores.as_deref().map(Stores::open).transpose()?;
     match &verification.subject {
-        Subject::Descriptor(path) => described(verification, path, stores.as_ref(), progress),
-        Subject::File { path, digest } => {
-            let stored: Arc<dyn Blob> = Arc::new(FileBlob::open(path)?);
-            let cipher = stores.as_ref().and_then(Stores::cipher);
-            file(verification, path, stored, *digest, cipher, progress)
-        }
+        Subject::Descriptor(path) => described(verification, path, progress),
+        Subject::File { path, digest } => file(verification, path, *digest, progress),
     }
 }
 
-fn described(
-    verification: &Verification,
-    path: &Path,
-    stores: Option<&Stores>,
-    progress: &Progress,
-) -> Result<Verified, Failed> {
-    let descriptor = Descriptor::read(path)?;
-    if let Source::File { path: file_path } = &descriptor.source {
-        let stored: Arc<dyn Blob> = Arc::new(FileBlob::open(file_path)?);
-        let cipher = stores.and_then(Stores::cipher);
-        if descriptor.encryption.is_some() && cipher.is_none() {
-            return Err(Failed::Encrypted { path: path.to_owned() });
-        }
-        return file(
-            verification,
-            file_path,
-            stored,
-            Some(descriptor.digest),
-            cipher,
-            progress,
-        );
+impl Verification {
+    /// The configuration of stores, for the file at `path`; opened only where it is needed, since a node whose repository
+    /// is a directory may have none.
+    fn stores(&self, path: &Path) -> Result<Stores, Failed> {
+        let no_stores = || Failed::NoStores { path: path.to_owned() };
+        Ok(Stores::open(self.stores.as_deref().ok_or_else(no_stores)?)?)
     }
-    let stores = stores.ok_or_else(|| Failed::NoStores { path: path.to_owned() })?;
-    let blocks = block_list(path, &descriptor, stores, verification.patience)?;
+
+    fn cipher(&self, path: &Path) -> Result<Cipher, Failed> {
+        let cipher = self.stores(path)?.cipher();
+        cipher.ok_or_else(|| Failed::Encrypted { path: path.to_owned() })
+    }
+}
+
+fn described(verification: &Verification, path: &Path, progress: &Progress) -> Result<Verified, Failed> {
+    let descriptor = Descriptor::read(path)?;
+    if let Source::File { path } = &descriptor.source {
+        return file(verification, path, Some(descriptor.digest), progress);
+    }
+    let stores = verification.stores(path)?;
+    let blocks = block_list(path, &descriptor, &stores, verification.patience)?;
     let count = blocks.as_ref().map(BlockList::blocks);
     let ranged = stores.ranged(&descriptor.source)?;
     let remote = RemoteBlob::new(path, &descriptor, ranged, blocks, verification.patience);
@@ -95,14 +87,10 @@ fn described(
     let mut verified = bare(found, descriptor.size_bytes);
     verified.blocks = count;
     if verification.is_layer {
-        let cipher = descriptor.encryption.and_then(|_| stores.cipher());
-        if descriptor.encryption.is_some() && cipher.is_none() {
-            return Err(Failed::Encrypted { path: path.to_owned() });
-        }
         // The digest has shown that the bytes are those that were published: its ends and its index are enough here.
         note_layer(
             &mut verified,
-            &Layer::open_blob(path, decrypted(path, stored, cipher)?)?,
+            &Layer::open_blob(path, opened(verification, path, &stored)?)?,
         );
     }
     Ok(verified)
@@ -138,17 +126,16 @@ fn block_list(
 fn file(
     verification: &Verification,
     path: &Path,
-    stored: Arc<dyn Blob>,
     expected: Option<Digest>,
-    cipher: Option<Cipher>,
     progress: &Progress,
 ) -> Result<Verified, Failed> {
+    let stored: Arc<dyn Blob> = Arc::new(FileBlob::open(path)?);
     if !verification.is_layer {
         let found = digest_of(stored.as_ref(), progress)?;
         expected.map_or(Ok(()), |expected| expect(path, expected, found))?;
         return Ok(bare(found, stored.len_bytes()));
     }
-    let layer = Layer::open_blob(path, open_inside(path, &stored, cipher)?)?;
+    let layer = Layer::open_blob(path, opened(verification, path, &stored)?)?;
     // A sparse file goes by the name of its dense form.
     let named: Arc<dyn Blob> = match layer.is_sparse() {
         true => Arc::new(Canonical::new(&layer)),
@@ -165,24 +152,17 @@ fn file(
     Ok(verified)
 }
 
-/// What is inside of a file that may be encrypted: it says so itself.
-fn open_inside(path: &Path, stored: &Arc<dyn Blob>, cipher: Option<Cipher>) -> Result<Arc<dyn Blob>, Failed> {
+/// What is inside of bytes that may be encrypted: they say so themselves.
+fn opened(verification: &Verification, path: &Path, stored: &Arc<dyn Blob>) -> Result<Arc<dyn Blob>, Failed> {
     let mut start = [0; 8];
     if stored.len_bytes() >= start.len() as u64 {
         stored.read_exact_at(&mut start, 0)?;
     }
-    match (DecryptedBlob::is_start(&start), cipher) {
-        (false, _) => Ok(stored.clone()),
-        (true, Some(cipher)) => decrypted(path, stored.clone(), Some(cipher)),
-        (true, None) => Err(Failed::Encrypted { path: path.to_owned() }),
+    if !DecryptedBlob::is_start(&start) {
+        return Ok(stored.clone());
     }
-}
-
-fn decrypted(path: &Path, stored: Arc<dyn Blob>, cipher: Option<Cipher>) -> Result<Arc<dyn Blob>, Failed> {
-    Ok(match cipher {
-        Some(cipher) => Arc::new(DecryptedBlob::open(path, stored, &cipher)?),
-        None => stored,
-    })
+    let cipher = verification.cipher(path)?;
+    Ok(Arc::new(DecryptedBlob::open(path, stored.clone(), &cipher)?))
 }
 
 fn digest_of(blob: &dyn Blob, progress: &Progress) -> Result<Digest, Failed> {

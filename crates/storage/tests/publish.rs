@@ -464,6 +464,21 @@ fn a_directory_holds_the_blob_and_nothing_else() {
 }
 
 #[test]
+fn a_directory_without_encryption_needs_no_configuration() {
+    let setup = setup();
+    let layer = setup.path("layer");
+    make_layer(&layer, 350_000);
+    std::fs::remove_file(setup.stores()).unwrap();
+    let publication = setup.publication(Content::Layer(layer), Target::Directory(setup.path("repository")));
+    let published = run(&publication).unwrap();
+    let path = setup
+        .path("repository/layers")
+        .join(format!("{}.lsmt", published.digest));
+    let digest = Some(published.digest);
+    setup.verify(Subject::File { path, digest }).unwrap();
+}
+
+#[test]
 fn damage_is_found_and_named() {
     let setup = setup();
     let published = run(&setup.to_bucket()).unwrap();

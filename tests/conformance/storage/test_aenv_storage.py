@@ -86,7 +86,11 @@ class Bucket:
         self.layer.write_bytes(lsmt(content))
 
     def command(self) -> list[str]:
-        return [*self.options.command("publish", self.layer, "layers/"), "--part-bytes", str(PART_BYTES)]
+        """In parts of the least size, so that a layer of a few megabytes has several."""
+        program, folder = str(self.options.program), self.folder
+        where = ["--stores", str(self.options.stores_file), "--store", "repository", "--prefix", "layers/"]
+        parts = ["--journal-dir", str(folder / "uploads"), "--part-bytes", str(PART_BYTES)]
+        return [program, "publish", "--layer", str(self.layer), *where, *parts]
 
     def publisher(self, **options: Any) -> WorkerPublisher:
         return WorkerPublisher(replace(self.options, **options), self.store)
