@@ -32,7 +32,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "clock": frozenset(),
     "processes": frozenset(),
     "_setting": frozenset({"errors"}),
-    "config": frozenset({"errors", "_setting"}),
+    "_storage_settings": frozenset({"errors", "_setting"}),
+    "config": frozenset({"errors", "_setting", "_storage_settings"}),
     "model": frozenset({"errors"}),
     "lifecycle": frozenset({"errors", "model"}),
     **dict.fromkeys(BUILDING_BLOCKS, BASE),
@@ -61,7 +62,7 @@ EXTRA: Final[Mapping[str, frozenset[str]]] = {
 SERVER_ONLY: Final = frozenset(
     {"httptools", "msgspec", "obstore", "pyroute2", "starlette", "structlog", "uvicorn", "uvloop"}
 )
-WITHOUT_SERVER: Final = ("client", "cli", "errors", "model", "clock", "config", "_setting")
+WITHOUT_SERVER: Final = ("client", "cli", "errors", "model", "clock", "config", "_setting", "_storage_settings")
 # Installed with the server's own commands, and used only by them.
 MAY_USE_SERVER_ONLY: Final = frozenset(EXTRA) - {"cli.config"}
 
@@ -179,7 +180,7 @@ FORBIDDEN: Final = [
     ("lifecycle.machine", "from agentenv.node.interface import NodeInterface"),
     ("vmm.qemu", "from agentenv.network import slot"),
     ("network.slot", "from agentenv import block"),
-    ("block.client", "from agentenv.snapshots.repository import Repository"),
+    ("block.client", "from agentenv.snapshots import Staging"),
     ("guest.client", "def later():\n    from agentenv.vmm import driver"),
     ("snapshots.codec", "from agentenv.node.record import Record"),
     ("vmm.driver", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from agentenv.node.node import Node"),

@@ -20,7 +20,7 @@ from agentenv.node.interface import SnapshotResult
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import held_token
 from agentenv.node.record import manifest_layer_ids
-from agentenv.snapshots import new_layer_id
+from agentenv.snapshots import new_local_id
 
 # A guest under emulation writes some 80 MB a second, and may hold hundreds of dirty ones.
 FREEZE_S_MAX: Final = 300.0
@@ -122,7 +122,7 @@ async def commit(owner: Owner, manifest: SnapshotManifest) -> SnapshotManifest:
 async def _branch(owner: Owner, params: SnapshotParams) -> AsyncIterator[BranchPoint]:
     """Freeze, copy, let go on, write the memory layer. The new layers are reserved while the context is open."""
     host = owner.host
-    memory_layer, state = new_layer_id(), new_layer_id()
+    memory_layer, state = new_local_id(), new_local_id()
     ids = [memory_layer, state]
     host.layers.reserve(*ids)
     job = f"{owner.sandbox_id}-{memory_layer}"

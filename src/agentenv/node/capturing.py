@@ -12,7 +12,7 @@ from agentenv.errors import OperationFailed, StorageFull
 from agentenv.model import DiskStack, MemoryStack
 from agentenv.node.owner import Owner
 from agentenv.node.record import memory_export_name
-from agentenv.snapshots import new_layer_id
+from agentenv.snapshots import new_local_id
 
 # After so many captures of one VMM run on top of each other, the next one is written whole again.
 CAPTURE_CHAIN_LENGTH_MAX: Final = 8
@@ -23,7 +23,7 @@ CAPTURE_ROOM_MIB_MIN: Final = 8
 async def seal_upper(owner: Owner) -> str:
     """Turn the upper into a sealed layer under a new upper; the record follows. Returns the sealed layer's id."""
     host, record = owner.host, owner.record
-    sealed, fresh = record.upper, new_layer_id()
+    sealed, fresh = record.upper, new_local_id()
     with host.layers.reserved(fresh):
         await host.block.seal_disk(record.disk_export, host.paths.upper(record.sandbox_id, fresh))
         host.layers.staging.adopt(host.paths.upper(record.sandbox_id, sealed), sealed)

@@ -17,7 +17,7 @@ from agentenv.model import (
 from agentenv.node.host import Host
 from agentenv.node.record import SandboxRecord
 from agentenv.node.starting import GENERATION_COUNTER
-from agentenv.snapshots import new_layer_id
+from agentenv.snapshots import new_local_id
 
 
 def new_record(
@@ -37,7 +37,7 @@ def new_record(
         generation=host.database.next_value(GENERATION_COUNTER),
         token_owner="",
         disk=disk,
-        upper=new_layer_id(),
+        upper=new_local_id(),
         memory=memory,
         shared_disk_layers=len(disk.layers),
         shared_memory_layers=len(memory.layers),

@@ -95,7 +95,7 @@ class Layers:
     async def hold_snapshot(self, manifest: SnapshotManifest) -> None:
         """Tell other nodes, before this returns, that the snapshot's blobs are in use here. Raises as `relied_on`."""
         ids = manifest_layer_ids(manifest)
-        new = {layer_id for layer_id in ids if is_digest(layer_id)} - self._held
+        new = {layer_id for layer_id in ids if not self.repository.is_local(layer_id)} - self._held
         if not new:
             return
         if manifest.kind is SnapshotKind.FORK:
@@ -107,7 +107,7 @@ class Layers:
 
     async def hold(self, ids: Iterable[str]) -> None:
         """As `hold_snapshot`, of blobs by themselves. Raises `RepositoryDamaged` if one is not there."""
-        new = {layer_id for layer_id in ids if is_digest(layer_id)} - self._held
+        new = {layer_id for layer_id in ids if not self.repository.is_local(layer_id)} - self._held
         if new:
             await self.repository.hold(new)
             self._note_held(new)
@@ -194,7 +194,7 @@ class Layers:
         `OperationFailed`; what was published until then is collected.
         """
         ids = [*manifest.disk.layers, *manifest.memory.layers, manifest.device_state]
-        local = [layer_id for layer_id in dict.fromkeys(ids) if not is_digest(layer_id)]
+        local = [layer_id for layer_id in dict.fromkeys(ids) if self.repository.is_local(layer_id)]
         blobs = await asyncio.gather(*(self._publish_once(i, i == manifest.device_state) for i in local))
         names = {local_id: blob.digest for local_id, blob in zip(local, blobs, strict=True)}
         known = {i: blob for i in ids if is_digest(i) and (blob := self.repository.blob(i)) is not None}

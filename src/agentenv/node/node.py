@@ -280,7 +280,7 @@ class Node:
         self._collector.soon()
 
     async def collect_staging(self) -> tuple[int, int]:
-        """Remove local layers that nothing needs, now; how many files and bytes went. Holds that nothing needs go too."""
+        """Remove local layers that nothing needs, now, and let go of holds; how many files and bytes went."""
         await self._follower.look()
         return await self._collector.sweep()
 

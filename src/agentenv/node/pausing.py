@@ -22,7 +22,7 @@ from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import displace, held_token
 from agentenv.node.record import PendingCapture
 from agentenv.node.starting import drop_capture
-from agentenv.snapshots import new_layer_id
+from agentenv.snapshots import new_local_id
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ async def hold(owner: Owner, work: Work) -> Event:
     """Stop the VMM and make sure that the pause can be finished. A failure lets the guest go on."""
     host, vmm = owner.host, owner.vmm
     assert vmm is not None
-    pending = PendingCapture(memory_layer=new_layer_id(), device_state=new_layer_id())
+    pending = PendingCapture(memory_layer=new_local_id(), device_state=new_local_id())
     try:
         check_room(owner)
         owner.update(pending=pending)
@@ -73,7 +73,7 @@ async def commit_pause(owner: Owner, work: Work) -> Event:
     layers = owner.host.layers
     try:
         await seal_upper(owner)
-        ids = (new_layer_id(), new_layer_id())
+        ids = (new_local_id(), new_local_id())
         with layers.reserved(*ids):
             disk, memory = await _shortened(owner, ids)
             manifest = await layers.publish(_pause_manifest(owner, disk, memory))
@@ -129,7 +129,7 @@ async def _start_capture_anew(owner: Owner) -> None:
     if pending is None:
         raise OperationFailed(f"sandbox {owner.sandbox_id} has no pause to finish")
     await owner.host.block.capture_cancel(_job_name(owner, pending))
-    owner.update(pending=replace(pending, memory_layer=new_layer_id()))
+    owner.update(pending=replace(pending, memory_layer=new_local_id()))
     await _start_capture(owner)
 
 

@@ -13,7 +13,7 @@ from agentenv.lifecycle import Event
 from agentenv.model import SandboxSpec, SnapshotManifest
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import SavedMachine, displace, greet, place
-from agentenv.snapshots import new_layer_id
+from agentenv.snapshots import new_local_id
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ async def restore(owner: Owner, work: Work) -> Event:
         await host.layers.hold_snapshot(pause)
         owner.update(
             disk=pause.disk,
-            upper=new_layer_id(),
+            upper=new_local_id(),
             memory=pause.memory,
             captured_memory=None,
             generation=host.database.next_value(GENERATION_COUNTER),

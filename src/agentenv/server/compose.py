@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv._storage_settings import ImagesConfig
 from agentenv.block import BlockClient, BlockDaemon
 from agentenv.clock import RealClock
 from agentenv.config import Config
@@ -134,7 +133,7 @@ def make_images(composition: Composition, builder: Builder) -> Images:
     program = ImageProgram(config.server.bin_dir / "aenv-image")
     converted = ConvertedLayers(opened.store, opened.repository)
     local_layers = RepositoryLayers(converted, opened.repository.path, host.block.compact)
-    client = RegistryClient(registry_settings(config.images))
+    client = RegistryClient(registry_settings(config))
     return Images(
         composition.node,
         host.layers,
@@ -150,8 +149,9 @@ def make_images(composition: Composition, builder: Builder) -> Images:
     )
 
 
-def registry_settings(images: ImagesConfig) -> RegistrySettings:
+def registry_settings(config: Config) -> RegistrySettings:
     """[images] as the registry client knows it. Raises `ConfigError`."""
+    images = config.images
     mirrors: dict[str, tuple[str, ...]] = {}
     for entry in images.mirrors:
         registry, _, url = entry.partition("=")

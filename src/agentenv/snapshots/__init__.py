@@ -20,7 +20,6 @@ from agentenv.snapshots.publishing import (
     WorkerOptions,
     WorkerPublisher,
 )
-from agentenv.snapshots.repository import Repository, new_layer_id
 from agentenv.snapshots.staging import Staging, new_local_id
 from agentenv.snapshots.stores import MemoryStore, PosixStore, Store
 
@@ -38,7 +37,6 @@ __all__ = [
     "PosixStore",
     "Process",
     "Publisher",
-    "Repository",
     "Reservation",
     "Staging",
     "Store",
@@ -50,7 +48,6 @@ __all__ = [
     "encode_manifest",
     "ids_of",
     "is_digest",
-    "new_layer_id",
     "new_local_id",
     "parse_reference",
 ]

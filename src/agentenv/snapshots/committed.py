@@ -231,6 +231,10 @@ class CommittedRepository:
             await asyncio.to_thread(self._descriptors.write, path, content)
         return path
 
+    def is_local(self, layer_id: str) -> bool:
+        """Whether the id is a layer or state of this node's staging, and nothing that the repository has."""
+        return not is_digest(layer_id) and layer_id not in self._version_one
+
     def know(self, blobs: Iterable[Blob]) -> None:
         """Learn of blobs that no snapshot names, so that `path` can describe them: those of converted images."""
         self._index.know(blobs)

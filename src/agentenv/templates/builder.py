@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from agentenv.errors import ImageError, InvalidRequest, SandboxNotFound, TemplateNotFound
 from agentenv.model import DiskStack, Resources, SnapshotManifest
-from agentenv.snapshots import new_layer_id, parse_reference
+from agentenv.snapshots import new_local_id, parse_reference
 from agentenv.templates.rootfs import build_base_rootfs
 
 BASE_NAME: Final = "base"
@@ -110,7 +110,7 @@ class Builder:
         self, name: str, image: Path, resources: Resources, unbootable: type[InvalidRequest | ImageError]
     ) -> SnapshotManifest:
         size_bytes = await asyncio.to_thread(_checked_size, image)
-        layer = new_layer_id()
+        layer = new_local_id()
         with self._layers.reserved(layer):
             self._progress(f"template {name}: importing {image.name} as a layer")
             await self._block.import_raw(image, self._layers.local_path(layer))

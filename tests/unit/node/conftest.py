@@ -20,8 +20,8 @@ from agentenv.network import SlotPool
 from agentenv.network.fake import FakeSlotHost
 from agentenv.node.admission import Admission, Limits
 from agentenv.node.database import Database
-from agentenv.node.host import Host, Paths
 from agentenv.node.following import referable
+from agentenv.node.host import Host, Paths
 from agentenv.node.images import MemoryImages
 from agentenv.node.layers import Layers
 from agentenv.node.node import Node, NodeSettings

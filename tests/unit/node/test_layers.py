@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.node.conftest import World, spec
 
 from agentenv.errors import StoreUnavailable, TemplateNotFound
 from agentenv.lifecycle import Phase
 from agentenv.model import SandboxView, SnapshotManifest
 from agentenv.node.record import manifest_layer_ids
 from agentenv.snapshots import CommittedRepository, PlainPublisher, PosixStore, Process, Staging, is_digest
-
-from tests.unit.node.conftest import World, spec
 
 
 async def other_node(world: World, tmp_path: Path) -> CommittedRepository:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from tests.unit.snapshots.repository_world import Node, content_ids, described, make_store
-from tests.unit.snapshots.test_repository import MANIFEST
+from tests.unit.snapshots.test_catalog import MANIFEST
 
 from agentenv.clock import FakeClock
 from agentenv.errors import Conflict, OperationFailed, RepositoryDamaged, StoreUnavailable, TemplateNotFound
 from agentenv.model import Blob
-from agentenv.snapshots import MemoryStore, PosixStore, Repository, Staging, Store, ids_of
+from agentenv.snapshots import MemoryStore, PosixStore, Staging, Store, encode_manifest, ids_of
 from agentenv.snapshots.gclock import LOCK_KEY, LOCK_S, Timing
 from agentenv.snapshots.holds import HOLD_S_MAX
 from agentenv.snapshots.names import RESERVED_S
@@ -197,17 +197,20 @@ async def test_records_under_another_name_are_damage(node: Node, store: Store) -
 
 async def test_version_one_is_read_and_its_layers_are_found(tmp_path: Path) -> None:
     root = tmp_path / "repository"
-    old = Repository(root)
+    (root / "layers").mkdir(parents=True)
+    (root / "snapshots").mkdir()
     layer, top, state = "a" * 24, "b" * 24, "c" * 24
-    for path in (old.layer_path(layer), old.layer_path(top), old.state_path(state), old.layer_path("d" * 24)):
-        path.write_bytes(b"x")
+    for name in (f"{layer}.lsmt", f"{top}.lsmt", f"{state}.state", f"{'d' * 24}.lsmt"):
+        (root / "layers" / name).write_bytes(b"x")
     stacks = replace(MANIFEST.disk, layers=(layer,)), replace(MANIFEST.memory, layers=(top,))
     committed = replace(MANIFEST, disk=stacks[0], memory=stacks[1], device_state=state)
-    old.commit(committed)
+    (root / "snapshots" / f"{committed.snapshot_id}.json").write_bytes(encode_manifest(committed))
     node = Node("node-a", PosixStore(root), tmp_path / "a")
     assert await node.repository.load("node-a") == [committed]
-    assert node.repository.path(layer) == old.layer_path(layer)
-    assert await node.repository.state(state) == old.state_path(state)
+    assert node.repository.path(layer) == root / "layers" / f"{layer}.lsmt"
+    assert await node.repository.state(state) == root / "layers" / f"{state}.state"
+    assert not node.repository.is_local(layer)
+    assert node.repository.is_local("e" * 24)
     assert node.repository.path("e" * 24) == node.staging.layer("e" * 24)
     await node.repository.hold_snapshot(committed)
     await node.repository.sweep(0.0)
@@ -216,8 +219,9 @@ async def test_version_one_is_read_and_its_layers_are_found(tmp_path: Path) -> N
 
 async def test_a_snapshot_of_today_may_lie_upon_layers_of_version_one(tmp_path: Path) -> None:
     root = tmp_path / "repository"
-    old = Repository(root)
-    old.layer_path("a" * 24).write_bytes(b"x")
+    old = root / "layers" / f"{'a' * 24}.lsmt"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"x")
     node = Node("node-a", PosixStore(root), tmp_path / "a")
     await node.repository.load()
     (layer,) = await node.publish(b"new")
@@ -225,7 +229,7 @@ async def test_a_snapshot_of_today_may_lie_upon_layers_of_version_one(tmp_path: 
     manifest = described("s1", [layer], state)
     await node.repository.commit(replace(manifest, disk=replace(manifest.disk, layers=("a" * 24, layer.digest))))
     await node.repository.sweep(0.0)
-    assert old.layer_path("a" * 24).exists()
+    assert old.exists()
 
 
 async def test_a_local_file_becomes_a_blob_without_a_copy(tmp_path: Path) -> None:
