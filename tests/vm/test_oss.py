@@ -115,9 +115,11 @@ def test_the_store_may_be_away_while_a_guest_reads(bucket: Bucket) -> None:
     node = bucket.start("c")
     with Sandbox.create("base", **of(node)) as box:
         bucket.proxy.fail(SLOW_DOWN, times=-1)
-        reading = box.commands.run(READ_SOME, background=True, timeout=240)
-        time.sleep(3)
-        bucket.proxy.heal()
+        try:
+            reading = box.commands.run(READ_SOME, background=True, timeout=240)
+            time.sleep(3)
+        finally:
+            bucket.proxy.heal()
         first = reading.wait().stdout
         assert storage(node)["cache"]["counters"]["stalls"] > 0
         again = box.commands.run(READ_SOME, timeout=240).stdout
