@@ -18,7 +18,7 @@ from typing import Final
 
 from e2b import Sandbox
 from tests.support.fault_proxy import FaultProxy, proxy_in_thread
-from tests.support.s3 import REGION, S3Server, s3_server
+from tests.support.s3 import REGION, S3Server, fast_s3_server
 
 from agentenv.block import BlockClient, CacheState
 from agentenv.config import load
@@ -52,7 +52,6 @@ class Bucket:
             "AENV_SNAPSHOT_OSS_REGION": REGION,
             "AENV_SNAPSHOT_OSS_ENDPOINT": self.proxy.url,
             "AENV_SNAPSHOT_OSS_ADDRESSING": "path",
-            "AENV_SNAPSHOT_OSS_ALLOW_HTTP": "true",
             "AENV_CACHE_SIZE_BYTES_MAX": str(CACHE_BYTES),
             "AWS_ACCESS_KEY_ID": self.server.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self.server.secret_access_key,
@@ -178,7 +177,7 @@ def _wait_for_trace(bucket: Bucket) -> None:
 
 @contextlib.contextmanager
 def _bucket() -> Iterator[Bucket]:
-    with tempfile.TemporaryDirectory(prefix="aenv-s3-") as folder, s3_server(Path(folder) / "log") as server:
+    with tempfile.TemporaryDirectory(prefix="aenv-s3-") as folder, fast_s3_server(Path(folder)) as server:
         name = server.make_bucket()
         with proxy_in_thread(server.host, server.port, latency_s=LATENCY_S) as proxy:
             yield Bucket(server, proxy, name)

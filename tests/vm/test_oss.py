@@ -19,7 +19,7 @@ from e2b.connection_config import ApiParams
 
 from agentenv.config import load
 from tests.support.fault_proxy import SLOW_DOWN, FaultProxy, proxy_in_thread
-from tests.support.s3 import REGION, s3_server
+from tests.support.s3 import REGION, fast_s3_server
 from tests.vm.conftest import host_leftovers
 
 pytestmark = pytest.mark.vm
@@ -71,7 +71,7 @@ def bucket() -> Iterator[Bucket]:
     root = Path(tempfile.mkdtemp(prefix="aenv-oss-", dir="/var/tmp"))
     with (
         pytest.MonkeyPatch.context() as patch,
-        s3_server(root / "s3.log") as server,
+        fast_s3_server(root) as server,
         proxy_in_thread(server.host, server.port, latency_s=0.02) as proxy,
     ):
         for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY"):
