@@ -75,15 +75,15 @@ class BuiltImage:
 
 
 def build_image(
-    layers: Sequence[Mapping[str, bytes]],
+    layers: Sequence[Mapping[str, bytes] | bytes],
     compressions: Sequence[str] = (),
     *,
     config: Mapping[str, Any] | None = None,
     architecture: str = "amd64",
     docker: bool = False,
 ) -> BuiltImage:
-    """An image of these layers, packed as `compressions` say (gzip where they do not)."""
-    tars = tuple(tar_of(files) for files in layers)
+    """An image of these layers (files, or whole tars), packed as `compressions` say (gzip where they do not)."""
+    tars = tuple(layer if isinstance(layer, bytes) else tar_of(layer) for layer in layers)
     chosen = [*compressions, *["gzip"] * (len(tars) - len(compressions))]
     packed = tuple(pack(tar, compression) for tar, compression in zip(tars, chosen, strict=True))
     body = {

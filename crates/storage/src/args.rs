@@ -7,6 +7,7 @@ use std::time::Duration;
 use aenv_layers::Algorithm;
 use aenv_store::Digest;
 
+use crate::get::Fetch;
 use crate::patience::Patience;
 use crate::publish::{Content, Publication, Target};
 use crate::verify::{Subject, Verification};
@@ -17,6 +18,7 @@ pub const USAGE: &str = "usage:
   aenv-storage put-file --file FILE (--dir DIR | --store NAME) [--stores FILE] [--prefix states/] [--suffix .state]
                         [--encrypt] [UPLOAD]
   aenv-storage verify   (--descriptor FILE | --file FILE [--digest HEX]) [--stores FILE] [--content layer|bytes]
+  aenv-storage get      (--descriptor FILE | --file FILE [--digest HEX]) --into FILE [--stores FILE]
   aenv-storage compact  --layer FILE --into FILE
   aenv-storage digest   --layer FILE
 UPLOAD: [--journal-dir DIR] [--part-bytes 67108864] [--parallel 4] [--deadline-s 600] [--attempt-s 30]
@@ -34,6 +36,7 @@ const SWITCHES: [&str; 1] = ["--encrypt"];
 pub enum Command {
     Publish(Publication),
     Verify(Verification),
+    Get(Fetch),
     Compact { layer: PathBuf, into: PathBuf },
     Digest { layer: PathBuf },
 }
@@ -71,6 +74,7 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Command, ArgsErr
         "publish" => Command::Publish(options.publication(true)?),
         "put-file" => Command::Publish(options.publication(false)?),
         "verify" => Command::Verify(options.verification()?),
+        "get" => Command::Get(options.fetch()?),
         "compact" => Command::Compact {
             layer: options.needed("--layer")?.into(),
             into: options.needed("--into")?.into(),
@@ -175,15 +179,28 @@ impl Options {
         })
     }
 
-    fn verification(&mut self) -> Result<Verification, ArgsError> {
-        let subject = match (self.path("--descriptor"), self.path("--file")) {
-            (Some(path), None) => Subject::Descriptor(path),
-            (None, Some(path)) => Subject::File {
+    fn subject(&mut self) -> Result<Subject, ArgsError> {
+        match (self.path("--descriptor"), self.path("--file")) {
+            (Some(path), None) => Ok(Subject::Descriptor(path)),
+            (None, Some(path)) => Ok(Subject::File {
                 path,
                 digest: self.take("--digest").map(digest).transpose()?,
-            },
-            _ => return Err(ArgsError::OneOf("--descriptor", "--file")),
-        };
+            }),
+            _ => Err(ArgsError::OneOf("--descriptor", "--file")),
+        }
+    }
+
+    fn fetch(&mut self) -> Result<Fetch, ArgsError> {
+        Ok(Fetch {
+            subject: self.subject()?,
+            stores: self.path("--stores"),
+            into: self.needed("--into")?.into(),
+            patience: self.patience()?,
+        })
+    }
+
+    fn verification(&mut self) -> Result<Verification, ArgsError> {
+        let subject = self.subject()?;
         let is_layer = match self.take("--content").as_deref() {
             None | Some("layer") => true,
             Some("bytes") => false,
@@ -283,6 +300,8 @@ mod test {
                 .to_string()
                 .contains("no option --compress")
         );
+        assert_eq!(fault("get --file /f"), ArgsError::MissingOption("--into"));
+        assert_eq!(fault("get --into /i"), ArgsError::OneOf("--descriptor", "--file"));
         assert!(fault("verify --file /f --digest AB").to_string().contains("--digest"));
     }
 }

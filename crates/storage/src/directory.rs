@@ -1,8 +1,8 @@
 //! A file that appears under its final name when it is complete and durable, or not at all.
 //!
 //! It is written without a name (`O_TMPFILE`), so that a killed process leaves nothing; where the file system cannot do
-//! that (NFS), under a hidden temporary one. Giving it its name never replaces a file: names are digests, so a file that
-//! is there is the same one, made by somebody who was faster.
+//! that (NFS), under a hidden temporary one. Giving it its name does not replace a file where names are digests: one that
+//! is there is the same one, made by somebody who was faster. A copy of a blob may be replaced.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -32,21 +32,24 @@ pub(crate) struct NewFile {
 impl NewFile {
     /// Starts a file that will be in `folder`, which is made if missing.
     pub fn create(folder: &Path) -> Result<NewFile, Failed> {
+        NewFile::with_mode(folder, MODE)
+    }
+
+    /// As `create`, with other permissions.
+    pub fn with_mode(folder: &Path, mode: u32) -> Result<NewFile, Failed> {
         std::fs::create_dir_all(folder).at(folder, "make the folder")?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        match rustix::fs::open(folder, flags, Mode::from_raw_mode(MODE)) {
+        match rustix::fs::open(folder, flags, Mode::from_raw_mode(mode)) {
             Ok(file) => Ok(NewFile::of(folder, file, None)),
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => NewFile::create_named(folder),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => NewFile::named(folder, mode),
             Err(e) => Err(e).at(folder, "create a file"),
         }
     }
 
-    fn create_named(folder: &Path) -> Result<NewFile, Failed> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let name = format!(".{}.{}.partial", std::process::id(), now.as_nanos());
-        let path = folder.join(name);
+    fn named(folder: &Path, mode: u32) -> Result<NewFile, Failed> {
+        let path = folder.join(hidden());
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(MODE).open(&path);
+        let file = options.read(true).write(true).create_new(true).mode(mode).open(&path);
         Ok(NewFile::of(folder, file.at(&path, "create")?.into(), Some(path)))
     }
 
@@ -84,6 +87,23 @@ impl NewFile {
         Ok(was_there)
     }
 
+    /// Makes the file durable and gives it its name, from whatever file has it. Durable on return.
+    pub fn replace(mut self, name: &str) -> Result<(), Failed> {
+        let target = self.folder.join(name);
+        self.file.sync_all().at(&target, "sync")?;
+        if self.temporary.is_none() {
+            // What has no name cannot take the place of another.
+            let path = self.folder.join(hidden());
+            self.link(&path).at(&path, "give the file a name")?;
+            self.temporary = Some(path);
+        }
+        if let Some(path) = &self.temporary {
+            std::fs::rename(path, &target).at(&target, "give the file its name")?;
+        }
+        self.temporary = None;
+        sync_folder(&self.folder)
+    }
+
     fn link(&self, target: &Path) -> rustix::io::Result<()> {
         match &self.temporary {
             Some(path) => rustix::fs::linkat(CWD, path, CWD, target, AtFlags::empty()),
@@ -118,8 +138,28 @@ impl Drop for NewFile {
     }
 }
 
+/// A name that nothing looks for.
+fn hidden() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!(".{}.{}.partial", std::process::id(), now.as_nanos())
+}
+
+/// The folder and the name of a file that is to be written. Errors: kind of an invalid input for one without a name.
+pub(crate) fn split(path: &Path) -> Result<(&Path, &str), Failed> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let (folder, name) = path.parent().zip(name).ok_or_else(|| Failed::File {
+        path: path.to_owned(),
+        step: "use as a name",
+        source: io::ErrorKind::InvalidInput.into(),
+    })?;
+    let here = folder.as_os_str().is_empty();
+    Ok((if here { Path::new(".") } else { folder }, name))
+}
+
 #[cfg(test)]
 mod test {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
@@ -133,7 +173,7 @@ mod test {
 
     #[test]
     fn a_file_appears_whole_or_not_at_all() {
-        for create in [NewFile::create as Create, NewFile::create_named] {
+        for create in [NewFile::create as Create, |folder| NewFile::named(folder, MODE)] {
             let dir = tempfile::tempdir().unwrap();
             let mut file = create(dir.path()).unwrap();
             file.write_all(b"half").unwrap();
@@ -150,7 +190,7 @@ mod test {
 
     #[test]
     fn the_first_of_two_that_publish_one_name_wins() {
-        for create in [NewFile::create as Create, NewFile::create_named] {
+        for create in [NewFile::create as Create, |folder| NewFile::named(folder, MODE)] {
             let dir = tempfile::tempdir().unwrap();
             let (mut first, mut second) = (create(dir.path()).unwrap(), create(dir.path()).unwrap());
             first.write_all(b"one").unwrap();
@@ -158,6 +198,21 @@ mod test {
             assert!(!first.publish("name").unwrap());
             assert!(second.publish("name").unwrap());
             assert_eq!(names(dir.path()), ["name"]);
+        }
+    }
+
+    #[test]
+    fn a_copy_takes_the_place_of_what_is_there_with_its_own_permissions() {
+        for create in [NewFile::with_mode, NewFile::named] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("name"), b"old and longer").unwrap();
+            let mut file = create(dir.path(), 0o600).unwrap();
+            file.write_all(b"new").unwrap();
+            file.replace("name").unwrap();
+            assert_eq!(names(dir.path()), ["name"]);
+            let path = dir.path().join("name");
+            assert_eq!(std::fs::read(&path).unwrap(), b"new");
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
     }
 

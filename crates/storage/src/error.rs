@@ -30,9 +30,9 @@ pub enum Failed {
     },
     #[error("{}: changed while it was published", path.display())]
     Changed { path: PathBuf },
-    #[error("encryption was asked for and the configuration has no encryption_key")]
+    #[error("encryption was asked for without a key (snapshot.encryption_key_file)")]
     NoKey,
-    #[error("{}: is encrypted and the configuration has no encryption_key", path.display())]
+    #[error("{}: is encrypted, and no key is configured (snapshot.encryption_key_file)", path.display())]
     Encrypted { path: PathBuf },
     #[error("{}: names a store and no configuration of stores was given", path.display())]
     NoStores { path: PathBuf },
@@ -73,7 +73,7 @@ pub enum Failed {
         #[source]
         source: BlockMismatch,
     },
-    #[error("{}: cannot be decrypted", path.display())]
+    #[error("{}: cannot be decrypted with the key of snapshot.encryption_key_file", path.display())]
     Cipher {
         path: PathBuf,
         #[source]

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use aenv_storage::{Command, Failed, Progress, USAGE, chain, compact, digest, parse, publish, verify};
+use aenv_storage::{Command, Failed, Progress, USAGE, chain, compact, digest, get, parse, publish, verify};
 use serde::Serialize;
 use serde_json::json;
 
@@ -38,6 +38,7 @@ fn run(command: &Command) -> Result<String, Failed> {
     match command {
         Command::Publish(publication) => publish(publication, &progress).map(line),
         Command::Verify(verification) => verify(verification, &progress).map(line),
+        Command::Get(fetch) => get(fetch, &progress).map(line),
         Command::Compact { layer, into } => compact(layer, into, &progress).map(line),
         Command::Digest { layer } => digest(layer).map(line),
     }

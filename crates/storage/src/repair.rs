@@ -5,7 +5,7 @@ use std::path::Path;
 use aenv_layers::{Canonical, Layer};
 use serde::Serialize;
 
-use crate::directory::NewFile;
+use crate::directory::{NewFile, split};
 use crate::error::{At, Failed};
 use crate::progress::Progress;
 use crate::recipe::{Broken, Recipe};
@@ -43,20 +43,7 @@ pub fn digest(path: &Path) -> Result<Digested, Failed> {
 /// Errors: kind `exists` if a file of that name is there, `invalid` for a name without a last part; those of the layer.
 pub fn compact(path: &Path, into: &Path, progress: &Progress) -> Result<Compacted, Failed> {
     let layer = Layer::open(path)?;
-    let invalid = || Failed::File {
-        path: into.to_owned(),
-        step: "use as a name",
-        source: std::io::ErrorKind::InvalidInput.into(),
-    };
-    let (folder, name) = into
-        .parent()
-        .zip(into.file_name().and_then(|name| name.to_str()))
-        .ok_or_else(invalid)?;
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
+    let (folder, name) = split(into)?;
     let mut file = NewFile::create(folder)?;
     let recipe = Recipe {
         path: path.to_owned(),

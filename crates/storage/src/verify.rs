@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aenv_layers::{Blob, Canonical, FileBlob, Layer};
-use aenv_store::{BlockList, Cipher, DecryptedBlob, Descriptor, Digest, Hasher, Source, Stores};
+use aenv_store::{Descriptor, Digest, Source};
 use serde::Serialize;
 
 use crate::error::Failed;
 use crate::patience::Patience;
 use crate::progress::Progress;
-use crate::remote::RemoteBlob;
-
-const CHUNK_BYTES: usize = 1 << 20;
+use crate::stored::{Access, digest_of, expect};
 
 /// What is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,16 +56,11 @@ pub fn verify(verification: &Verification, progress: &Progress) -> Result<Verifi
 }
 
 impl Verification {
-    /// The configuration of stores, for the file at `path`; opened only where it is needed, since a node whose repository
-    /// is a directory may have none.
-    fn stores(&self, path: &Path) -> Result<Stores, Failed> {
-        let no_stores = || Failed::NoStores { path: path.to_owned() };
-        Ok(Stores::open(self.stores.as_deref().ok_or_else(no_stores)?)?)
-    }
-
-    fn cipher(&self, path: &Path) -> Result<Cipher, Failed> {
-        let cipher = self.stores(path)?.cipher();
-        cipher.ok_or_else(|| Failed::Encrypted { path: path.to_owned() })
+    fn access(&self) -> Access<'_> {
+        Access {
+            stores: self.stores.as_deref(),
+            patience: self.patience,
+        }
     }
 }
 
@@ -76,51 +69,17 @@ fn described(verification: &Verification, path: &Path, progress: &Progress) -> R
     if let Source::File { path } = &descriptor.source {
         return file(verification, path, Some(descriptor.digest), progress);
     }
-    let stores = verification.stores(path)?;
-    let blocks = block_list(path, &descriptor, &stores, verification.patience)?;
-    let count = blocks.as_ref().map(BlockList::blocks);
-    let ranged = stores.ranged(&descriptor.source)?;
-    let remote = RemoteBlob::new(path, &descriptor, ranged, blocks, verification.patience);
-    let stored: Arc<dyn Blob> = Arc::new(remote);
+    let access = verification.access();
+    let (stored, count) = access.remote(path, &descriptor)?;
     let found = digest_of(stored.as_ref(), progress)?;
     expect(path, descriptor.digest, found)?;
     let mut verified = bare(found, descriptor.size_bytes);
     verified.blocks = count;
     if verification.is_layer {
         // The digest has shown that the bytes are those that were published: its ends and its index are enough here.
-        note_layer(
-            &mut verified,
-            &Layer::open_blob(path, opened(verification, path, &stored)?)?,
-        );
+        note_layer(&mut verified, &Layer::open_blob(path, access.opened(path, &stored)?)?);
     }
     Ok(verified)
-}
-
-fn block_list(
-    path: &Path,
-    descriptor: &Descriptor,
-    stores: &Stores,
-    patience: Patience,
-) -> Result<Option<BlockList>, Failed> {
-    let (Some(source), Some(expected)) = (&descriptor.blocks, descriptor.blocks_digest) else {
-        return Ok(None);
-    };
-    let limit = BlockList::encoded_bytes(descriptor.size_bytes);
-    let ranged = stores.ranged(source)?;
-    let bytes = patience.retry(|| ranged.read_whole(limit, patience.attempt_for(limit)))?;
-    let (path, found) = (path.to_owned(), Digest::of(&bytes));
-    if found != expected {
-        return Err(Failed::WrongBlocks { path, expected, found });
-    }
-    let list = BlockList::decode(&bytes).map_err(|source| Failed::BlockList {
-        path: path.clone(),
-        source,
-    })?;
-    if list.size_bytes() != descriptor.size_bytes {
-        let (expected, found) = (descriptor.size_bytes, list.size_bytes());
-        return Err(Failed::WrongSize { path, expected, found });
-    }
-    Ok(Some(list))
 }
 
 fn file(
@@ -135,7 +94,7 @@ fn file(
         expected.map_or(Ok(()), |expected| expect(path, expected, found))?;
         return Ok(bare(found, stored.len_bytes()));
     }
-    let layer = Layer::open_blob(path, opened(verification, path, &stored)?)?;
+    let layer = Layer::open_blob(path, verification.access().opened(path, &stored)?)?;
     // A sparse file goes by the name of its dense form.
     let named: Arc<dyn Blob> = match layer.is_sparse() {
         true => Arc::new(Canonical::new(&layer)),
@@ -150,43 +109,6 @@ fn file(
     }
     note_layer(&mut verified, &layer);
     Ok(verified)
-}
-
-/// What is inside of bytes that may be encrypted: they say so themselves.
-fn opened(verification: &Verification, path: &Path, stored: &Arc<dyn Blob>) -> Result<Arc<dyn Blob>, Failed> {
-    let mut start = [0; 8];
-    if stored.len_bytes() >= start.len() as u64 {
-        stored.read_exact_at(&mut start, 0)?;
-    }
-    if !DecryptedBlob::is_start(&start) {
-        return Ok(stored.clone());
-    }
-    let cipher = verification.cipher(path)?;
-    Ok(Arc::new(DecryptedBlob::open(path, stored.clone(), &cipher)?))
-}
-
-fn digest_of(blob: &dyn Blob, progress: &Progress) -> Result<Digest, Failed> {
-    let length = blob.len_bytes();
-    progress.expect(length);
-    let mut hasher = Hasher::new();
-    let mut chunk = vec![0; CHUNK_BYTES];
-    let mut offset = 0;
-    while offset < length {
-        let part = &mut chunk[..(length - offset).min(CHUNK_BYTES as u64) as usize];
-        blob.read_exact_at(part, offset)?;
-        hasher.update(part);
-        offset += part.len() as u64;
-        progress.advance(part.len() as u64);
-    }
-    Ok(hasher.finish())
-}
-
-fn expect(path: &Path, expected: Digest, found: Digest) -> Result<(), Failed> {
-    let path = path.to_owned();
-    match found == expected {
-        true => Ok(()),
-        false => Err(Failed::WrongDigest { path, expected, found }),
-    }
 }
 
 fn bare(digest: Digest, size_bytes: u64) -> Verified {

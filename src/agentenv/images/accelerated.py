@@ -71,7 +71,7 @@ class RegistryBlob:
             "kind": "registry",
             "registry": self.registry,
             "repository": self.repository,
-            "digest": self.digest,
+            "digest": self.layer_id,
         }
 
     def descriptor(self) -> dict[str, object]:

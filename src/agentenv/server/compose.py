@@ -37,7 +37,7 @@ from agentenv.node.tokens import Tokens, load_or_create_secret
 from agentenv.server.image_records import ImageRecords
 from agentenv.server.images import Images
 from agentenv.server.proxy import ProxyDaemon, ProxyWithdrawals
-from agentenv.server.repositories import Opened, open_configured, open_stores
+from agentenv.server.repositories import Opened, check_configured, open_configured, open_stores
 from agentenv.server.stores import StoresFile
 from agentenv.snapshots import Catalog
 from agentenv.snapshots.converted import ConvertedLayers
@@ -96,6 +96,7 @@ async def compose(config: Config) -> Composition:
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
     block = BlockClient(run / "blockd.sock")
     opened = await asyncio.to_thread(open_configured, config, block)
+    await check_configured(opened)
     await opened.repository.load()
     layers = Layers(opened.repository, opened.grace_s)
     slots = _open_slots(config)

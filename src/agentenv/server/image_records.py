@@ -42,11 +42,13 @@ class ImageRecords:
         return [image for image in await gathered(entries, self._read) if image is not None]
 
     async def remember(self, image: ImageInfo) -> None:
-        """Add or replace an image; a name that is new comes first."""
+        """Add or replace an image; a name that is new comes first. Its conversion's own holds end, so that the layers
+        go when the image does."""
         there = await self._read(_key(image))
         if there is not None:
             image = replace(image, references=tuple(dict.fromkeys((*image.references, *there.references))))
         await self._store.put(_key(image), msgspec.json.encode(_Record(1, image)))
+        self._layers.settle(image.layers)
 
     async def forget(self, digest: str) -> int:
         """Remove an image for every disk size, and the layers that no other image has; returns how many went."""

@@ -83,6 +83,9 @@ class Places(Protocol):
     def path(self, layer_id: str, blob: Blob | None) -> Path:
         """Raises `RepositoryDamaged` where nothing is known of the layer."""
 
+    def state_path(self, blob: Blob) -> Path:
+        """The descriptor of a device state, for aenv-storage."""
+
 
 class LocalPlaces:
     """A repository in a directory: layers are files; encrypted ones have a descriptor that says so."""
@@ -100,6 +103,10 @@ class LocalPlaces:
             return plain
         return self._descriptors.path(blob, {"kind": "file", "path": str(plain)}, None)
 
+    def state_path(self, blob: Blob) -> Path:
+        """See `Places.state_path`."""
+        return self._descriptors.path(blob, {"kind": "file", "path": str(self._root / state_key(blob.digest))}, None)
+
 
 class RemotePlaces:
     """A repository in a bucket: every layer is a descriptor, by which blockd reads it through the node's cache."""
@@ -116,6 +123,10 @@ class RemotePlaces:
             return self._descriptors.path(blob, blob.origin, None)
         blocks = self._object(f"{LAYERS}{layer_id}.blocks") if blob.blocks_digest is not None else None
         return self._descriptors.path(blob, self._object(layer_key(layer_id)), blocks)
+
+    def state_path(self, blob: Blob) -> Path:
+        """See `Places.state_path`."""
+        return self._descriptors.path(blob, self._object(state_key(blob.digest)), None)
 
     def _object(self, key: str) -> dict[str, str]:
         return {"kind": "object", "store": self._store_name, "key": key}

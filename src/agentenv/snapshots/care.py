@@ -57,7 +57,7 @@ class Care:
         return replace(found, damages=tuple(damages))
 
     async def _verified(self, report: Report) -> tuple[Verifier, VerifyReport]:
-        verifier = Verifier(self._store, self._checker, self._places, report)
+        verifier = Verifier(self._store, self._index.fresh(), self._checker, self._places, report)
         found = await verifier.run()
         images = await images_of(self._store)
         stored = {id_of(entry.key) for folder in (LAYERS, STATES) for entry in await self._store.list(folder)}

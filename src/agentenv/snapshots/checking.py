@@ -94,17 +94,19 @@ class Verifier:
     def __init__(
         self,
         store: Store,
+        index: Index,
         checker: LayerChecker,
         places: Places,
         report: Report,
     ) -> None:
+        """`index` knows nothing yet."""
         self._store = store
         self._checker = checker
         self._places = places
         self._report = report
         self._checked_files = 0
         self._checked_bytes = 0
-        self.index = Index(store)
+        self.index = index
         self.found: list[Found] = []
 
     async def run(self) -> VerifyReport:

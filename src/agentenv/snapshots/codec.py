@@ -21,6 +21,10 @@ class NewerManifest(CorruptManifest):
     """A record of a version that this server does not read: not damaged, and left alone."""
 
 
+class SealedManifest(NewerManifest):
+    """A record whose secrets are encrypted under a key that this server does not have: left alone, too."""
+
+
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
     """The record's bytes: a JSON object with `version` and `snapshot`."""
     body = {"version": MANIFEST_VERSION, "snapshot": msgspec.to_builtins(manifest)}

@@ -10,7 +10,6 @@ store beside what it names. Ids of 24 hexadecimal digits in any argument are loc
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,7 +25,6 @@ from agentenv.errors import (
     TemplateNotFound,
 )
 from agentenv.model import Blob, GcReport, Report, SnapshotManifest, TierUsage, VerifyReport
-from agentenv.snapshots import records
 from agentenv.snapshots.blobs import (
     LAYERS,
     Descriptors,
@@ -48,8 +46,10 @@ from agentenv.snapshots.holds import Holds
 from agentenv.snapshots.index import Index, gathered
 from agentenv.snapshots.names import Names, Reservation
 from agentenv.snapshots.publishing import Digester, Publisher
+from agentenv.snapshots.sealing import Sealer
 from agentenv.snapshots.staging import Staging
-from agentenv.snapshots.stores.interface import ObjectNotFound, Store
+from agentenv.snapshots.states import StateFetcher, States
+from agentenv.snapshots.stores.interface import Store
 from agentenv.snapshots.stores.posix import PosixStore
 from agentenv.snapshots.sweep import Sweeper
 from agentenv.snapshots.usage import measure
@@ -84,9 +84,14 @@ class CommittedRepository:
         *,
         checker: LayerChecker | None = None,
         digester: Digester | None = None,
+        fetcher: StateFetcher | None = None,
+        sealer: Sealer | None = None,
         location: str = "",
     ) -> None:
-        """`checker` and `digester` are what `verify` and `repair` read layers with; `location` is for people."""
+        """`checker` and `digester` are what `verify` and `repair` read layers with; `location` is for people.
+
+        `fetcher` and `sealer`: where a key is configured, of device states and of what is secret in manifests.
+        """
         timing = timing or Timing()
         self._store = store
         self._publisher = publisher
@@ -97,7 +102,8 @@ class CommittedRepository:
         self._places: Places = (
             RemotePlaces(self._descriptors) if self._root is None else LocalPlaces(self._root, self._descriptors)
         )
-        self._index = Index(store)
+        self._states = States(store, self._descriptors, self._places, fetcher)
+        self._index = Index(store, sealer)
         self._holds = Holds(store, process, timing)
         self._names = Names(store, process)
         self._sweeper = Sweeper(store, self._index, process, timing)
@@ -182,7 +188,7 @@ class CommittedRepository:
             raise OperationFailed(
                 f"snapshot {snapshot.snapshot_id} names {(undescribed or foreign)[0]}, which was not published"
             )
-        record, manifest, digest = records.encode(snapshot)
+        record, manifest, digest = self._index.encoded(snapshot)
         held = {*ids, digest}
         await self._holds.hold(held)
         try:
@@ -215,21 +221,10 @@ class CommittedRepository:
         return [str(self.path(layer_id)) for layer_id in layer_ids]
 
     async def state(self, state_id: str) -> Path:
-        """A device state as a local file, fetched and verified if need be. Raises `RepositoryDamaged`."""
+        """A device state as a local file, fetched, verified and decrypted if need be. Raises `RepositoryDamaged`."""
         if not is_digest(state_id) and state_id not in self._version_one:
             return self._staging.state(state_id)
-        if self._root is not None:
-            return self._root / state_key(state_id)
-        path = self._descriptors.state_path(state_id)
-        if not await asyncio.to_thread(_is_whole, path, state_id):
-            try:
-                content = (await self._store.get(state_key(state_id))).content
-            except ObjectNotFound as error:
-                raise RepositoryDamaged(f"device state {state_id} is missing") from error
-            if hashlib.sha256(content).hexdigest() != state_id:
-                raise RepositoryDamaged(f"device state {state_id} has other content than its name says")
-            await asyncio.to_thread(self._descriptors.write, path, content)
-        return path
+        return await self._states.path(state_id, self._index.blob(state_id))
 
     def is_local(self, layer_id: str) -> bool:
         """Whether the id is a layer or state of this node's staging, and nothing that the repository has."""
@@ -388,10 +383,3 @@ class CommittedRepository:
             with suppress(AenvError):
                 await self._store.delete(record_key(snapshot_id))
             raise
-
-
-def _is_whole(path: Path, digest: str) -> bool:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == digest
-    except FileNotFoundError:
-        return False

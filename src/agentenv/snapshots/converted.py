@@ -8,7 +8,7 @@ Does not own what a chain key is, nor which image has which (`images`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,6 +47,8 @@ class ConvertedLayers:
     def __init__(self, store: Store, repository: CommittedRepository) -> None:
         self._store = store
         self._repository = repository
+        # The ends of holds by layer, oldest first.
+        self._timers: dict[str, list[asyncio.TimerHandle]] = {}
 
     async def get(self, chain_key: str) -> Converted | None:
         """The layer, held for `LOOKED_UP_S`; None where there is none, or where its blob is gone."""
@@ -87,8 +89,23 @@ class ConvertedLayers:
         found = await gathered([entry.key for entry in await self._store.list(IMAGES)], read)
         return dict(pair for pair in found if pair is not None)
 
+    def settle(self, digests: Iterable[str]) -> None:
+        """End one hold of `get` or `put` of each layer early: its caller has named it in a record of its own."""
+        for digest in digests:
+            if digest in self._timers:
+                self._timers[digest][0].cancel()
+                self._release(digest)
+
     def _release_later(self, digest: str) -> None:
-        asyncio.get_running_loop().call_later(LOOKED_UP_S, self._repository.release, [digest])
+        timer = asyncio.get_running_loop().call_later(LOOKED_UP_S, self._release, digest)
+        self._timers.setdefault(digest, []).append(timer)
+
+    def _release(self, digest: str) -> None:
+        timers = self._timers[digest]
+        timers.pop(0)
+        if not timers:
+            del self._timers[digest]
+        self._repository.release([digest])
 
 
 def _key(chain_key: str) -> str:

@@ -18,6 +18,7 @@ from agentenv.model import Blob, SnapshotManifest
 from agentenv.snapshots import records
 from agentenv.snapshots.blobs import RECORDS, id_of, manifest_key, record_key
 from agentenv.snapshots.codec import CorruptManifest
+from agentenv.snapshots.sealing import Sealer, seal, unseal
 from agentenv.snapshots.stores.interface import ObjectNotFound, Store
 
 log = logging.getLogger(__name__)
@@ -62,14 +63,24 @@ class Known:
 class Index:
     """Snapshots by id. One event loop."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, sealer: Sealer | None = None) -> None:
+        """`sealer` encrypts what of a manifest is secret; None where no key is configured."""
         self._store = store
+        self._sealer = sealer
         self._known: dict[str, Known] = {}
         self._broken: dict[str, CorruptManifest] = {}
         # Ids are never used twice: what this process removed never comes back, however late a listing is.
         self._removed: set[str] = set()
         self._blobs: dict[str, Blob] = {}
         self._refreshing = asyncio.Lock()
+
+    def fresh(self) -> Index:
+        """Another one of the same repository, which knows nothing yet."""
+        return Index(self._store, self._sealer)
+
+    def encoded(self, snapshot: SnapshotManifest) -> tuple[bytes, bytes, str]:
+        """Record, manifest and its digest, as they are stored."""
+        return records.encode(seal(snapshot, self._sealer))
 
     def all(self) -> list[Known]:
         """Every snapshot that can be used, in the order of their ids."""
@@ -148,7 +159,8 @@ class Index:
                 if await self._store.stat(key) is None:
                     return None
                 return CorruptManifest(f"{key}: its manifest {origin} is missing")
-            return Known(records.decode_snapshot(record, content, origin), record.manifest)
+            snapshot = records.decode_snapshot(record, content, origin)
+            return Known(unseal(snapshot, self._sealer, origin), record.manifest)
         except ObjectNotFound:
             return None
         except CorruptManifest as error:

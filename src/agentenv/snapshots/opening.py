@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from agentenv.snapshots.checking import WorkerChecker
 from agentenv.snapshots.committed import CommittedRepository
 from agentenv.snapshots.gclock import Process
 from agentenv.snapshots.publishing import Digester, LinkPublisher, Publisher, WorkerOptions, WorkerPublisher
+from agentenv.snapshots.sealing import Sealer
 from agentenv.snapshots.staging import Staging
+from agentenv.snapshots.states import WorkerFetcher
 from agentenv.snapshots.stores.files import translated
 from agentenv.snapshots.stores.interface import Store
 from agentenv.snapshots.stores.posix import PosixStore
@@ -38,12 +40,17 @@ class RepositoryOptions:
     location: str
     # "lz4", "zstd" or None.
     compression: str | None = None
-    encrypt: bool = False
+    # 64 hexadecimal digits; None: nothing is encrypted.
+    encryption_key: str | None = field(default=None, repr=False)
 
     @property
     def stores_file(self) -> Path:
         """STATE/stores.json."""
         return self.state_dir / "stores.json"
+
+    def sealer(self) -> Sealer | None:
+        """What seals secrets in manifests; None without a key."""
+        return None if self.encryption_key is None else Sealer(self.encryption_key)
 
 
 def open_repository(
@@ -58,6 +65,8 @@ def open_repository(
         process,
         checker=WorkerChecker(options.program, options.stores_file),
         digester=digester,
+        fetcher=WorkerFetcher(options.program, options.stores_file),
+        sealer=options.sealer(),
         location=options.location,
     )
 
@@ -72,11 +81,11 @@ def _publisher(store: Store, options: RepositoryOptions, digester: Digester) -> 
             store_name=None if directory else STORE_NAME,
             journal_dir=options.state_dir / "staging" / "uploads",
             compression=options.compression,
-            encrypt=options.encrypt,
+            encrypt=options.encryption_key is not None,
         ),
         store,
     )
-    if isinstance(store, PosixStore) and options.compression is None and not options.encrypt:
+    if isinstance(store, PosixStore) and options.compression is None and options.encryption_key is None:
         # Another file system is found out at the first link.
         return LinkPublisher(store, digester, otherwise=worker)
     return worker

@@ -19,7 +19,7 @@ import msgspec
 
 from agentenv.errors import OperationFailed, RepositoryDamaged, StorageFull, StoreRefused, StoreUnavailable
 from agentenv.model import Blob
-from agentenv.snapshots.blobs import LAYERS, layer_key, state_key
+from agentenv.snapshots.blobs import LAYERS, STATES, layer_key, state_key
 from agentenv.snapshots.stores.files import translated
 from agentenv.snapshots.stores.interface import OBJECT_BYTES_MAX, Store
 from agentenv.snapshots.stores.posix import CannotLink, PosixStore
@@ -135,12 +135,17 @@ class WorkerOptions:
     encrypt: bool = False
 
     def command(self, layer: Path) -> list[str]:
-        """The arguments of one publication."""
+        """The arguments of the publication of a layer."""
+        compress = ["--compress", self.compression] if self.compression else []
+        return self._command("publish", "--layer", str(layer), "--prefix", LAYERS, *compress)
+
+    def state_command(self, state: Path) -> list[str]:
+        """The arguments of the publication of a device state, never compressed: nobody would unpack it."""
+        return self._command("put-file", "--file", str(state), "--prefix", STATES)
+
+    def _command(self, *subject: str) -> list[str]:
         target = ["--dir", str(self.directory)] if self.directory else ["--store", str(self.store_name)]
-        command = [str(self.program), "publish", "--layer", str(layer), "--stores", str(self.stores_file), *target]
-        command += ["--prefix", LAYERS]
-        if self.compression:
-            command += ["--compress", self.compression]
+        command = [str(self.program), *subject, "--stores", str(self.stores_file), *target]
         if self.encrypt:
             command += ["--encrypt"]
         if self.journal_dir is not None:
@@ -161,8 +166,17 @@ class WorkerPublisher:
 
     async def layer(self, local: Path) -> Blob:
         """See `Publisher.layer`."""
+        return await self._publish(self._options.command(local), self._options.compression)
+
+    async def state(self, local: Path) -> Blob:
+        """See `Publisher.state`. What is not to be encrypted goes through the store: without a process."""
+        if not self._options.encrypt:
+            return await self._states.state(local)
+        return await self._publish(self._options.state_command(local), None)
+
+    async def _publish(self, command: list[str], compression: str | None) -> Blob:
         async with self._slots:
-            answer = await run_worker(self._options.command(local), self._progress)
+            answer = await run_worker(command, self._progress)
         try:
             return Blob(
                 digest=answer["digest"],
@@ -171,14 +185,10 @@ class WorkerPublisher:
                 plain_size_bytes=answer["plain_size_bytes"],
                 blocks_digest=answer.get("blocks_digest"),
                 encryption=answer.get("encryption"),
-                compression=self._options.compression,
+                compression=compression,
             )
         except KeyError as error:
-            raise OperationFailed(f"aenv-storage publish answered without {error}") from error
-
-    async def state(self, local: Path) -> Blob:
-        """See `Publisher.state`. As it is, also where layers are encrypted: nothing could read it back but a server."""
-        return await self._states.state(local)
+            raise OperationFailed(f"aenv-storage {command[1]} answered without {error}") from error
 
 
 async def run_worker(command: Sequence[str], progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Repairer:
         return None
 
     async def _write_again(self, snapshot: SnapshotManifest) -> str:
-        record, manifest, digest = records.encode(snapshot)
+        record, manifest, digest = self._known.encoded(snapshot)
         await self._store.put(manifest_key(digest), manifest)
         await self._store.put(record_key(snapshot.snapshot_id), record)
         return "written again from what this server knew"

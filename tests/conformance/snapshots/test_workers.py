@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import shutil
@@ -14,7 +15,7 @@ from tests.support.fault_proxy import SLOW_DOWN, FaultProxy, Reset, Status
 from tests.support.s3 import S3Server
 from tests.unit.snapshots.repository_world import PlainDigest, described
 
-from agentenv.errors import OperationFailed
+from agentenv.errors import OperationFailed, RepositoryDamaged
 from agentenv.model import Progress
 from agentenv.snapshots import CommittedRepository, PosixStore, Process, Store, ids_of
 from agentenv.snapshots.blobs import layer_key
@@ -43,12 +44,19 @@ def program() -> Path:
 
 
 def opened(
-    store: Store, state: Path, program: Path, *, compression: str | None = None, encrypt: bool = False
+    store: Store,
+    state: Path,
+    program: Path,
+    *,
+    compression: str | None = None,
+    encrypt: bool = False,
+    key: str | None = KEY,
 ) -> CommittedRepository:
     """A node's repository as the server opens it."""
-    options = RepositoryOptions(state, program, "here", compression, encrypt)
+    key = key if encrypt else None
+    options = RepositoryOptions(state, program, "here", compression, key)
     entry = store.settings.worker_entry() if isinstance(store, OssStore) else None
-    write_stores_file(options.stores_file, repository=entry, registries={}, encryption_key=KEY if encrypt else None)
+    write_stores_file(options.stores_file, repository=entry, registries={}, encryption_key=key)
     return open_repository(store, options, Process("node-a"), WorkerDigester(program))
 
 
@@ -103,6 +111,75 @@ async def test_what_is_stored_otherwise_is_verified_and_damage_is_named(
     assert mended.repaired
     assert (await repository.verify(ignored)).damages == ()
     repository.release({blob.digest, *ids_of(made)})
+
+
+@pytest.mark.parametrize("kind", ["posix", "oss"])
+async def test_device_states_and_tokens_are_encrypted_for_every_node_with_the_key(
+    s3: S3Server, program: Path, tmp_path: Path, kind: str
+) -> None:
+    store: Store = PosixStore(tmp_path / "repository") if kind == "posix" else OssStore(oss_settings(s3, "nodes/a"))
+    repository = opened(store, tmp_path / "a", program, encrypt=True)
+    await repository.load()
+    layer = await repository.publish_layer(local_layer(repository, "base.lsmt", "a" * 24))
+    registers = b"the registers of a machine" * 10_000
+    local = repository.staging.state("b" * 24)
+    local.write_bytes(registers)
+    state = await repository.publish_state(local)
+    assert (state.plain_digest, state.encryption) == (hashlib.sha256(registers).hexdigest(), "aes-256-gcm")
+    assert await repository.publish_state(local) == state
+    snapshot = dataclasses.replace(described("s1", [layer], state), token_owner="box", guest_token="5ec2e7")
+    made = await repository.commit(snapshot)
+    for folder in ("layers/", "states/", "manifests/", "snapshots/"):
+        for entry in await store.list(folder):
+            content = (await store.get(entry.key)).content
+            assert b"registers of a machine" not in content
+            assert b"5ec2e7" not in content
+
+    other = opened(store, tmp_path / "b", program, encrypt=True)
+    assert await other.load() == [made]
+    # Many forks start at once.
+    (path,) = set(await asyncio.gather(*(other.state(state.digest) for _ in range(8))))
+    assert path == tmp_path / "b" / "blobs" / f"{state.digest}.state"
+    assert path.read_bytes() == registers
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(registers[:-1])
+    assert (await other.state(state.digest)).read_bytes() == registers
+    assert (await other.verify(ignored)).damages == ()
+    # It is known, so it stays.
+    assert (await other.sweep(0)).removed_files == 0
+    assert path.exists()
+    await store.delete(f"states/{state.digest}.state")
+    path.unlink()
+    with pytest.raises(RepositoryDamaged, match="is missing"):
+        await other.state(state.digest)
+
+
+@pytest.mark.parametrize(("encrypt", "key"), [(True, KEY[::-1]), (False, None)])
+async def test_a_node_without_the_key_reads_nothing_and_spoils_nothing(
+    program: Path, tmp_path: Path, encrypt: bool, key: str | None
+) -> None:
+    store = PosixStore(tmp_path / "repository")
+    repository = opened(store, tmp_path / "a", program, encrypt=True)
+    await repository.load()
+    layer = await repository.publish_layer(local_layer(repository, "base.lsmt", "a" * 24))
+    (repository.staging.state("b" * 24)).write_bytes(b"registers")
+    state = await repository.publish_state(repository.staging.state("b" * 24))
+    made = await repository.commit(
+        dataclasses.replace(described("s1", [layer], state), token_owner="box", guest_token="5ec2e7")
+    )
+    other = opened(store, tmp_path / "b", program, encrypt=encrypt, key=key)
+    assert await other.load() == []
+    with pytest.raises(RepositoryDamaged, match=r"snapshot\.encryption_key_file"):
+        await other.get("s1")
+    other.know([state])
+    with pytest.raises(OperationFailed, match=r"snapshot\.encryption_key_file"):
+        await other.state(state.digest)
+    # Nor is what it cannot read put aside.
+    with pytest.raises(OperationFailed, match=r"snapshot\.encryption_key_file"):
+        await other.repair(ignored)
+    again = opened(store, tmp_path / "a", program, encrypt=True)
+    assert await again.load() == [made]
+    assert (await again.state(state.digest)).read_bytes() == b"registers"
 
 
 async def test_a_bucket_has_the_dense_form_and_its_blocks(s3: S3Server, program: Path, tmp_path: Path) -> None:

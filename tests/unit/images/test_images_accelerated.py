@@ -116,7 +116,7 @@ async def test_a_referrer_is_used_with_the_image_s_own_configuration(world: Worl
             "kind": "registry",
             "registry": "reg.test",
             "repository": "a/b",
-            "digest": digest_of(overlaybd_layer(0)),
+            "digest": digest_of(overlaybd_layer(0)).removeprefix("sha256:"),
         },
         "block_bytes": 65536,
         "blocks": None,

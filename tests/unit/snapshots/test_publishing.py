@@ -66,8 +66,14 @@ async def test_a_workers_answer_becomes_a_blob(tmp_path: Path) -> None:
     assert (blob.blocks_digest, blob.encryption, blob.compression) == ("c" * 64, "aes-256-gcm", "lz4")
     assert seen == [(5, 20)]
     assert " ".join(json.loads((tmp_path / "argv").read_text())) == (
-        f"publish --layer {tmp_path}/layer --stores {tmp_path}/stores.json --store repository --prefix layers/ "
-        f"--compress lz4 --encrypt --journal-dir {tmp_path}/journal"
+        f"publish --layer {tmp_path}/layer --prefix layers/ --compress lz4 --stores {tmp_path}/stores.json "
+        f"--store repository --encrypt --journal-dir {tmp_path}/journal"
+    )
+    state = await publisher.state(tmp_path / "state")
+    assert (state.digest, state.encryption, state.compression) == ("a" * 64, "aes-256-gcm", None)
+    assert " ".join(json.loads((tmp_path / "argv").read_text())) == (
+        f"put-file --file {tmp_path}/state --prefix states/ --stores {tmp_path}/stores.json "
+        f"--store repository --encrypt --journal-dir {tmp_path}/journal"
     )
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from agentenv.errors import Conflict, NotFound
+from agentenv.errors import Conflict, NotFound, StoreRefused
 
 # A record of a snapshot with a hundred layers is 30 KiB; a device state some MiB.
 OBJECT_BYTES_MAX: Final = 256 << 20
@@ -26,6 +26,14 @@ class ObjectNotFound(NotFound):
 
 class PreconditionFailed(Conflict):
     """A conditional put found another object than it was made for."""
+
+
+class AccessDenied(StoreRefused):
+    """The store does not let these keys do that."""
+
+
+class NoBucket(StoreRefused):
+    """The store has no such bucket."""
 
 
 @dataclass(frozen=True, slots=True)

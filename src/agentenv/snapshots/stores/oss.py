@@ -24,11 +24,13 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
-from agentenv.errors import ConfigError, OperationFailed, StoreRefused, StoreUnavailable
+from agentenv.errors import ConfigError, OperationFailed, StoreUnavailable
 from agentenv.snapshots.stores.credentials import Credentials
 from agentenv.snapshots.stores.interface import (
     OBJECT_BYTES_MAX,
+    AccessDenied,
     Entry,
+    NoBucket,
     Object,
     ObjectNotFound,
     PreconditionFailed,
@@ -149,7 +151,7 @@ class OssStore:
         try:
             return await self._repeated("put", key, attempt)
         except FileNotFoundError as error:
-            raise StoreRefused(f"{self._settings.location}: there is no such bucket") from error
+            raise NoBucket(f"{self._settings.location}: there is no such bucket") from error
         except (AlreadyExistsError, PreconditionError) as error:
             return await self._own_put(key, content, error)
 
@@ -164,7 +166,7 @@ class OssStore:
         try:
             return await self._repeated("list", folder, attempt)
         except FileNotFoundError as error:
-            raise StoreRefused(f"{self._settings.location}: there is no such bucket") from error
+            raise NoBucket(f"{self._settings.location}: there is no such bucket") from error
 
     async def stat(self, key: str) -> Entry | None:
         """See `Store.stat`."""
@@ -206,7 +208,7 @@ class OssStore:
                     except (AlreadyExistsError, PreconditionError):
                         raise
                     except (PermissionDeniedError, UnauthenticatedError) as error:
-                        raise StoreRefused(f"cannot {what} {self._named(key)}: access is denied") from error
+                        raise AccessDenied(f"cannot {what} {self._named(key)}: access is denied") from error
                     except (BaseError, TimeoutError, ConnectionError) as error:
                         # 5xx, throttling, resets, short bodies: the library has one class for all of them.
                         last = error
