@@ -195,6 +195,13 @@ class Abandoned(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class ExportFailure(msgspec.Struct, frozen=True):
+    """Why an export answered with an I/O error, and how long ago."""
+
+    message: str
+    age_ms: int
+
+
 class ExportInfo(msgspec.Struct, frozen=True):
     """One export as blockd knows it; `layers` bottom first."""
 
@@ -205,6 +212,8 @@ class ExportInfo(msgspec.Struct, frozen=True):
     layers: tuple[str, ...]
     upper: str | None
     abandoned: bool
+    # The last request that ended in an error of the store or the disk, since blockd started.
+    failure: ExportFailure | None = None
 
 
 class ExportList(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,14 @@ log = logging.getLogger(__name__)
 class Layers:
     """One event loop. Paths are for blockd; methods that publish or hold may take as long as the store does."""
 
-    def __init__(self, repository: CommittedRepository, grace_s: float) -> None:
-        """`grace_s`: unneeded blobs younger than this stay in the repository."""
+    def __init__(
+        self, repository: CommittedRepository, grace_s: float, tell_origin: Callable[[dict[str, str]], None]
+    ) -> None:
+        """`grace_s`: unneeded blobs younger than this stay in the repository. `tell_origin` hears of every place
+        outside of the repository from which a blob is going to be read here."""
         self.repository = repository
         self.grace_s = grace_s
+        self._tell_origin = tell_origin
         self._reservations: Counter[str] = Counter()
         # Held once each in the repository, however many sandboxes here need them.
         self._held: set[str] = set()
@@ -94,6 +98,9 @@ class Layers:
 
     async def hold_snapshot(self, manifest: SnapshotManifest) -> None:
         """Tell other nodes, before this returns, that the snapshot's blobs are in use here. Raises as `relied_on`."""
+        for blob in manifest.blobs.values():
+            if blob.origin is not None:
+                self._tell_origin(blob.origin)
         ids = manifest_layer_ids(manifest)
         new = {layer_id for layer_id in ids if not self.repository.is_local(layer_id)} - self._held
         if not new:

@@ -18,7 +18,7 @@ from agentenv.lifecycle import PUBLIC_STATE, TABLE, WITH_VMM, Action, Denial, Ev
 from agentenv.model import ExpiryAction, MemoryStack, SandboxState, Tombstone
 from agentenv.network import Slot
 from agentenv.node.host import Host
-from agentenv.node.record import SandboxRecord
+from agentenv.node.record import SandboxRecord, memory_export_name
 from agentenv.vmm import Vmm
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 WAITING_MAX: Final = 64
 # The old VMM's process may sit in a page fault of a stuck store; a resume does not wait for that for ever.
 PREVIOUS_WORK_S_MAX: Final = 30.0
+# A failed read of memory ends the VMM within moments; an older failure has nothing to do with its end.
+STORAGE_FAILURE_AGE_MS_MAX: Final = 10_000
+STORAGE_FAILURE_ASK_S_MAX: Final = 2.0
 
 _MILD_OUTCOMES: Final = (
     Event.CAPTURE_FAILED,
@@ -325,8 +328,27 @@ class Owner:
         if self.vmm is not vmm or not self._machine.can(Event.VMM_EXITED):
             return
         if TABLE[self._machine.phase, Event.VMM_EXITED].phase is Phase.KILLING:
-            self.condemn("vmm_died", f"the VMM process {vmm.record.pid} ended by itself: {how}")
+            detail = f"the VMM process {vmm.record.pid} ended by itself: {how}"
+            failure = await self._storage_failure()
+            self.condemn("storage_lost" if failure else "vmm_died", f"{failure}; {detail}" if failure else detail)
+            if self.vmm is not vmm or not self._machine.can(Event.VMM_EXITED):
+                return
         self.offer(Event.VMM_EXITED)
+
+    async def _storage_failure(self) -> str:
+        """What blockd said of this sandbox's memory just before; "" for nothing.
+
+        An error on a page of memory ends the VMM (SIGBUS), and only blockd knows that it was the store's.
+        """
+        image = memory_export_name(self.record.memory.image_id)
+        try:
+            async with asyncio.timeout(STORAGE_FAILURE_ASK_S_MAX):
+                exports = await self.host.block.exports()
+        except (AenvError, TimeoutError):
+            return ""
+        failures = [export.failure for export in exports if export.name == image and export.failure is not None]
+        recent = [failure for failure in failures if failure.age_ms < STORAGE_FAILURE_AGE_MS_MAX]
+        return f"its memory could not be read: {recent[0].message}" if recent else ""
 
     def _expire(self) -> None:
         """The timer fired: look again, since the end may have moved and the phase too (both under one event loop)."""

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from agentenv.images import (
     HostSettings,
     ImageProgram,
     RegistryClient,
+    RegistryReference,
     RegistrySettings,
     RepositoryLayers,
+    store_entry,
 )
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
 from agentenv.node.admission import Admission, Limits, memory_mib
@@ -98,7 +101,7 @@ async def compose(config: Config) -> Composition:
     opened = await asyncio.to_thread(open_configured, config, block)
     await check_configured(opened)
     await opened.repository.load()
-    layers = Layers(opened.repository, opened.grace_s)
+    layers = Layers(opened.repository, opened.grace_s, _registry_teller(config, stores))
     slots = _open_slots(config)
     await slots.start()
     host = Host(
@@ -148,6 +151,18 @@ def make_images(composition: Composition, builder: Builder) -> Images:
         staging,
         host.clock,
     )
+
+
+def _registry_teller(config: Config, stores: StoresFile) -> Callable[[dict[str, str]], None]:
+    """Makes a registry known to blockd with this node's credentials, also for an image that another node pulled."""
+    settings = registry_settings(config)
+
+    def tell(origin: dict[str, str]) -> None:
+        if origin.get("kind") == "registry":
+            reference = RegistryReference(origin["registry"], origin["repository"])
+            stores.add_registry(reference.registry, store_entry(reference, settings))
+
+    return tell
 
 
 def registry_settings(config: Config) -> RegistrySettings:

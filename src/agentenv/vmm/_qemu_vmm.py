@@ -35,8 +35,9 @@ class Deadlines:
     start_s: float = 30.0
     # Loading a device state; 5 ms. It may read memory pages through the store.
     load_s: float = 30.0
-    # `stop` waits for the guest's disk requests to end; 10 ms under a heavy writer.
-    stop_s: float = 30.0
+    # `stop` waits for the guest's disk requests to end; 10 ms under a heavy writer. One that waits for a remote store
+    # ends after blockd's 60 s at the latest, and giving up before that would lose a sandbox that can be saved.
+    stop_s: float = 75.0
     # Everything else; 1 ms.
     command_s: float = 10.0
     # How long a process may take to be gone after it hung up, before the loss counts as a timeout.

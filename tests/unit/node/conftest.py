@@ -91,6 +91,7 @@ class World:
         self.block.process_exists = lambda pid: pid in self.vmms.processes
         self.slot_host = FakeSlotHost()
         self.guest = FakeGuest()
+        self.origins: list[dict[str, str]] = []
         self.proxy = FakeProxy()
         self.clock = FakeClock()
         self.staging = Staging(root / "staging")
@@ -113,7 +114,7 @@ class World:
             Process("n1"),
         )
         await self.repository.load()
-        layers = Layers(self.repository, 0.0)
+        layers = Layers(self.repository, 0.0, self.origins.append)
         self.host = Host(
             paths=Paths(self.root, self.root / "run"),
             clock=self.clock,

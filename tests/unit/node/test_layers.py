@@ -12,7 +12,7 @@ from tests.unit.node.conftest import World, spec
 from agentenv.errors import StoreUnavailable, TemplateNotFound
 from agentenv.lifecycle import Phase
 from agentenv.model import SandboxView, SnapshotManifest
-from agentenv.node.record import manifest_layer_ids
+from agentenv.node.record import manifest_layer_ids, memory_export_name
 from agentenv.snapshots import CommittedRepository, PlainPublisher, PosixStore, Process, Staging, is_digest
 
 
@@ -148,3 +148,36 @@ async def test_a_collection_between_publication_and_commit_takes_nothing(
     manifest = (await world.node.snapshot(sandbox.sandbox_id, None)).manifest
     assert manifest_layer_ids(manifest) <= world.stored_ids()
     await asyncio.sleep(0)
+
+
+async def test_a_vmm_that_lost_its_memory_to_the_store_has_a_tombstone_that_says_so(
+    world: World, sandbox: SandboxView
+) -> None:
+    owner = world.owner(sandbox.sandbox_id)
+    image = memory_export_name(owner.record.memory.image_id)
+    exports = await world.block.exports()
+    failed = [
+        msgspec.structs.replace(e, failure=ExportFailure("store repository: no answer", 40)) if e.name == image else e
+        for e in exports
+    ]
+
+    async def told() -> list[ExportInfo]:
+        return failed
+
+    world.block.exports = told  # type: ignore[method-assign]
+    [pid] = world.vmms.processes
+    world.vmms.end(pid, "killed by SIGBUS")
+    await world.gone(sandbox.sandbox_id)
+    tombstone = world.node.tombstone(sandbox.sandbox_id)
+    assert tombstone is not None
+    assert tombstone.reason == "storage_lost"
+    assert "store repository: no answer" in tombstone.detail
+
+
+async def test_a_registry_that_serves_layers_is_made_known_before_they_are_used(world: World) -> None:
+    origin = {"kind": "registry", "registry": "r:5000", "repository": "x", "digest": "sha256:" + "d" * 64}
+    template = world.node.resolve_template("base")
+    world.host.layers.let_go(set())
+    blobs = {d: replace(b, origin=origin) if d in template.disk.layers else b for d, b in template.blobs.items()}
+    await world.host.layers.hold_snapshot(replace(template, blobs=blobs))
+    assert world.origins == [origin]

@@ -12,9 +12,10 @@ mod table;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 use aenv_cache::Cancel;
-use aenv_wire::block::ExportKind;
+use aenv_wire::block::{ExportFailure, ExportInfo, ExportKind};
 
 pub use content::{Content, Layers};
 pub use error::{ExportError, layers_errno};
@@ -44,6 +45,7 @@ pub struct Export {
     removed: AtomicBool,
     content: RwLock<Option<Arc<Content>>>,
     failures: AtomicU64,
+    last_failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl Export {
@@ -62,6 +64,7 @@ impl Export {
             removed: AtomicBool::new(false),
             content: RwLock::new(content),
             failures: AtomicU64::new(0),
+            last_failure: Mutex::default(),
         }
     }
 
@@ -91,9 +94,23 @@ impl Export {
     /// Says it in the log, ever more rarely: a guest that asks again and again must not fill the disk.
     pub fn tell_of_failure(&self, what: &str, error: &dyn std::error::Error) {
         let count = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let (name, why) = (&self.name, crate::control::chain(error));
         if count.is_power_of_two() {
-            let (name, why) = (&self.name, crate::control::chain(error));
             say!("aenv-blockd: {what} of export {name} failed ({count} failures so far): {why}");
+        }
+        *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), why));
+    }
+
+    /// What is told of it.
+    pub fn info(&self) -> ExportInfo {
+        let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = last.as_ref().map(|(when, message)| ExportFailure {
+            message: message.clone(),
+            age_ms: u64::try_from(when.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        ExportInfo {
+            failure,
+            ..self.snapshot().info()
         }
     }
 

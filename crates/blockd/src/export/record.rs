@@ -53,6 +53,7 @@ impl Record {
             layers: self.layers.clone(),
             upper: self.upper.clone(),
             abandoned: self.abandoned,
+            failure: None,
         }
     }
 }

@@ -99,7 +99,7 @@ impl Exports {
     }
 
     pub fn list(&self) -> Vec<ExportInfo> {
-        self.all().iter().map(|export| export.snapshot().info()).collect()
+        self.all().iter().map(|export| export.info()).collect()
     }
 
     pub fn export_memory(&self, asked: ExportMemory) -> Result<Arc<Export>, ExportError> {

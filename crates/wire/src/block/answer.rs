@@ -85,6 +85,16 @@ pub struct ExportInfo {
     pub layers: Vec<String>,
     pub upper: Option<String>,
     pub abandoned: bool,
+    /// The last request that ended in an error of the store or the disk, if any did since blockd started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<ExportFailure>,
+}
+
+/// Why an export answered with an I/O error, and how long ago.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportFailure {
+    pub message: String,
+    pub age_ms: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
