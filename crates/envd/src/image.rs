@@ -16,6 +16,8 @@ const UID_FIRST: u32 = 1000;
 const UID_LAST: u32 = 60_000;
 /// The length that `useradd` allows.
 const NAME_BYTES_MAX: usize = 32;
+/// Links that lead to each other; the kernel follows 40.
+const LINKS_MAX: u32 = 40;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -23,6 +25,8 @@ pub enum ImageError {
     Name { name: String },
     #[error("no user number from {UID_FIRST} to {UID_LAST} is free")]
     NumbersUsedUp,
+    #[error("the image runs as '{name}', a user that its /etc/passwd does not have")]
+    UnknownUser { name: String },
     #[error("workdir '{path}' is not an absolute path")]
     Relative { path: String },
     #[error("cannot {step} {path}")]
@@ -59,16 +63,21 @@ pub fn ensure_user(root: &Path, users: &Users, name: &str) -> Result<(), ImageEr
     Ok(())
 }
 
+/// The user that the image runs as. Docker refuses such an image too, but only when it is run.
+pub fn known_user(users: &Users, name: &str) -> Result<User, ImageError> {
+    users
+        .find(name)
+        .ok_or_else(|| ImageError::UnknownUser { name: name.into() })
+}
+
 /// Makes the directory and its parents where they are missing; those made belong to `owner`.
-pub fn ensure_workdir(root: &Path, path: &str, owner: Option<&User>) -> Result<(), ImageError> {
+pub fn ensure_workdir(root: &Path, path: &str, owner: &User) -> Result<(), ImageError> {
     if !path.starts_with('/') {
         return Err(ImageError::Relative { path: path.into() });
     }
     let made = make_directories(&root.join(normalised(path)))?;
     for directory in &made {
-        if let Some(user) = owner {
-            chown(directory, Some(user.uid), Some(user.gid)).map_err(failed("give away", directory))?;
-        }
+        chown(directory, Some(owner.uid), Some(owner.gid)).map_err(failed("give away", directory))?;
     }
     Ok(())
 }
@@ -101,18 +110,34 @@ fn normalised(path: &str) -> PathBuf {
     parts
 }
 
-/// Makes what is missing of a path, top first, and says what was made.
+/// Makes what is missing of a path, top first, and says what was made. The last is the path itself, or where a link of
+/// that name leads.
 fn make_directories(path: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    make_behind_links(path, LINKS_MAX)
+}
+
+fn make_behind_links(path: &Path, links_max: u32) -> Result<Vec<PathBuf>, ImageError> {
     let mut missing: Vec<PathBuf> = path
         .ancestors()
         .take_while(|part| !part.as_os_str().is_empty() && !part.exists())
         .map(Path::to_owned)
         .collect();
     missing.reverse();
-    for directory in &missing {
-        fs::create_dir(directory).map_err(failed("make", directory))?;
+    let mut made = Vec::new();
+    for directory in missing {
+        match fs::read_link(&directory) {
+            // A link to nothing, as /home to var/home where /var is filled at the first boot.
+            Ok(target) if links_max > 0 => {
+                let parent = directory.parent().unwrap_or(Path::new("/"));
+                made.extend(make_behind_links(&parent.join(target), links_max - 1)?);
+            }
+            _ => {
+                fs::create_dir(&directory).map_err(failed("make", &directory))?;
+                made.push(directory);
+            }
+        }
     }
-    Ok(missing)
+    Ok(made)
 }
 
 /// Adds a line to a file that may be missing, or lack the end of its last line.
@@ -169,6 +194,12 @@ mod tests {
         (root, Users::of(passwd, "staff:x:1001:\n"))
     }
 
+    /// To whom a test without privileges may give what it makes.
+    fn myself() -> User {
+        // SAFETY: getuid cannot fail.
+        Users::default().find(&unsafe { libc::getuid() }.to_string()).unwrap()
+    }
+
     #[test]
     fn a_missing_user_is_made_with_the_first_free_number() {
         let (root, users) = image("root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/:/bin/sh");
@@ -208,13 +239,37 @@ mod tests {
     }
 
     #[test]
+    fn directories_are_made_where_a_links_target_is_missing() {
+        let (root, users) = image("");
+        std::os::unix::fs::symlink("var/home", root.path().join("home")).unwrap();
+        ensure_user(root.path(), &users, "user").unwrap();
+        assert!(root.path().join("var/home/user").is_dir());
+        std::os::unix::fs::symlink("loop", root.path().join("loop")).unwrap();
+        assert!(matches!(
+            ensure_workdir(root.path(), "/loop/x", &myself()),
+            Err(ImageError::File { .. })
+        ));
+    }
+
+    #[test]
+    fn the_user_of_the_image_must_be_there() {
+        let (_, users) = image("app:x:7:7::/u:/bin/sh\n");
+        assert_eq!(known_user(&users, "app").unwrap().uid, 7);
+        assert_eq!(known_user(&users, "4242").unwrap().uid, 4242);
+        assert!(matches!(
+            known_user(&users, "ghost"),
+            Err(ImageError::UnknownUser { .. })
+        ));
+    }
+
+    #[test]
     fn a_workdir_is_made_inside_the_root() {
         let (root, _) = image("");
-        ensure_workdir(root.path(), "/srv/../app/./x", None).unwrap();
+        ensure_workdir(root.path(), "/srv/../app/./x", &myself()).unwrap();
         assert!(root.path().join("app/x").is_dir());
         assert!(!root.path().join("srv").exists());
         assert!(matches!(
-            ensure_workdir(root.path(), "app", None),
+            ensure_workdir(root.path(), "app", &myself()),
             Err(ImageError::Relative { .. })
         ));
     }

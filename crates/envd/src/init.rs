@@ -88,7 +88,8 @@ struct Message {
     sandbox_id: Option<String>,
     #[serde(rename = "templateID")]
     template_id: Option<String>,
-    /// Sent once, when a template is built of an image: make this user and this directory if they are missing.
+    /// Sent once, when a template is built of an image: make this user, and this directory of the default user, if they
+    /// are missing.
     create_user: Option<String>,
     create_workdir: Option<String>,
     /// Sent last, to a guest whose disk alone is wanted: write out the root file system and stand still on it.
@@ -199,13 +200,11 @@ fn prepare_image(message: &Message) -> Result<(), InitError> {
     let root = Path::new("/");
     if let Some(user) = &message.create_user {
         image::ensure_user(root, &Users::load(), user)?;
-    }
-    if let Some(workdir) = message.create_workdir.as_ref().filter(|path| !path.is_empty()) {
-        let owner = message
-            .default_user
-            .as_deref()
-            .and_then(|name| Users::load().find(name));
-        image::ensure_workdir(root, workdir, owner.as_ref())?;
+        let name = message.default_user.as_ref().filter(|name| !name.is_empty());
+        let owner = image::known_user(&Users::load(), name.unwrap_or(user))?;
+        if let Some(workdir) = message.create_workdir.as_ref().filter(|path| !path.is_empty()) {
+            image::ensure_workdir(root, workdir, &owner)?;
+        }
     }
     if message.freeze_disk == Some(true) {
         image::freeze(root)?;

@@ -49,6 +49,8 @@ def command(
     aenv create --image python:3.12
     aenv create --image oci:/dir:tag
     aenv create --image oci-archive:/file.tar     (also docker-archive:)
+
+    Paths are the server's, which reads them with its own rights: whoever has an API key can use any image there.
     """
     if image is not None and template is not None:
         raise click.UsageError("give either TEMPLATE or --image")

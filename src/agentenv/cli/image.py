@@ -42,6 +42,8 @@ def pull(ctx: click.Context, reference: str, disk_size_mb: int | None) -> None:
     aenv image pull python:3.12
     aenv image pull oci:/dir:tag
     aenv image pull oci-archive:/file.tar         (also docker-archive:)
+
+    Paths are the server's, which reads them with its own rights: whoever has an API key can use any image there.
     """
     settings = settings_of(ctx)
     image = run_with_steps(
