@@ -1,8 +1,8 @@
 """An S3 server on loopback for tests, as a process of its own, with one bucket that is new for every user.
 
 Two kinds. `s3_server` is moto's, which comes with the Python packages. `fast_s3_server` is versitygw where the machine
-has Go to build it (once, into the cache), and moto's elsewhere: moto copies a whole object for every range of it, 190 ms
-for one of 300 MB against 2 ms, so nothing that is timed can use it.
+has Go to build it (once, into the cache), and moto's elsewhere: moto copies a whole object for every range of it,
+190 ms for one of 300 MB against 2 ms, so nothing that is timed can use it.
 
 Why moto (checked with 5.2.5 on 2026-11-29): it comes by `uv sync` alone and does what the repository relies on:
 `If-None-Match: *` and `If-Match` on PUT (412), listings in pages, multipart uploads, ETags. It keeps objects in memory,

@@ -202,7 +202,7 @@ class ExportFailure(msgspec.Struct, frozen=True):
     age_ms: int
 
 
-class ExportInfo(msgspec.Struct, frozen=True):
+class ExportInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One export as blockd knows it; `layers` bottom first."""
 
     name: str

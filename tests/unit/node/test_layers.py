@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.node.conftest import World, spec
 
+from agentenv.block.wire import ExportFailure, ExportInfo
 from agentenv.errors import StoreUnavailable, TemplateNotFound
 from agentenv.lifecycle import Phase
 from agentenv.model import SandboxView, SnapshotManifest

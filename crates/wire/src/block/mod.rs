@@ -10,8 +10,8 @@ mod operation;
 
 pub use answer::{
     AbandonOk, CacheEvictOk, CacheOk, CachedBlobInfo, CaptureFinishOk, CaptureStartOk, CompactOk, DigestOk, Empty,
-    ErrorBody, ErrorKind, ExportInfo, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRawOk, MergeOk, Outcome,
-    PrefetchOk, SealDiskOk, StatsOk, TraceFinishOk, decode_answer, encode_error, encode_ok,
+    ErrorBody, ErrorKind, ExportFailure, ExportInfo, ExportKind, ExportOk, ExportsOk, HelloOk, ImportRawOk, MergeOk,
+    Outcome, PrefetchOk, SealDiskOk, StatsOk, TraceFinishOk, decode_answer, encode_error, encode_ok,
 };
 pub use frame::{FRAME_BYTES_MAX, FrameError, read_frame, write_frame};
 pub use operation::{
