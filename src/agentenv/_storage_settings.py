@@ -77,6 +77,9 @@ class CacheConfig:
     size_bytes_max: int = whole_setting(
         20 << 30, 64 << 20, 1 << 50, "Most bytes of cached blocks; the least recently used go first."
     )
+    memory_outage_s: int = whole_setting(
+        600, 1, _DAY_S, "How long a page of memory waits for a store that is away; then the sandbox ends. Disks: 60."
+    )
     fill_bytes_per_s_max: int = whole_setting(
         32 << 20, 0, 1 << 40, "Rate at which the rest of a started sandbox's layers is fetched; 0: only what is read."
     )

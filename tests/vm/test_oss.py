@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,28 @@ def test_the_store_may_be_away_while_a_guest_reads(bucket: Bucket) -> None:
         again = box.commands.run(READ_SOME, timeout=240).stdout
         assert first == again
     bucket.remove("c")
+
+
+def test_a_sandbox_whose_memory_never_comes_ends_with_a_tombstone_that_names_the_store(bucket: Bucket) -> None:
+    node = bucket.start("f", AENV_CACHE_MEMORY_OUTAGE_S="3")
+    box = Sandbox.create("base", **of(node))
+    bucket.proxy.fail(SLOW_DOWN, times=-1)
+    try:
+        with httpx.Client(base_url=node.api_url, headers={"X-API-KEY": node.api_key}, timeout=60) as api:
+            until = time.monotonic() + 60
+            while (answer := api.get(f"/aenv/tombstones/{box.sandbox_id}")).status_code != 200:
+                assert time.monotonic() < until, "it lives on"
+                with suppress(Exception):
+                    # Whatever this needs of the image that was not read yet.
+                    box.commands.run("python3 -c 'import json, ssl, sqlite3'; perl -e 1; apt list", timeout=3)
+        tombstone = answer.json()
+    finally:
+        bucket.proxy.heal()
+    assert tombstone["reason"] == "storage_lost"
+    assert "repository" in tombstone["detail"]
+    with Sandbox.create("base", **of(node)) as again:
+        assert again.commands.run("echo well").stdout == "well\n"
+    bucket.remove("f")
 
 
 def test_a_small_cache_serves_a_guest_that_reads_more_than_it_holds(bucket: Bucket) -> None:

@@ -91,6 +91,7 @@ async def compose(config: Config) -> Composition:
         stores=stores.path,
         cache_dir=config.cache_dir,
         cache_size_bytes_max=config.cache.size_bytes_max,
+        memory_outage_s=config.cache.memory_outage_s,
     )
     await blockd.ensure()
     guest = await asyncio.to_thread(prepare, config)
