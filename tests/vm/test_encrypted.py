@@ -185,6 +185,10 @@ def test_a_node_without_the_key_says_so_and_does_not_start(encrypted: Encrypted,
             stop_server(encrypted.start(name, key))
         assert time.monotonic() - begun < REFUSED_S_MAX
         assert "snapshot.encryption_key_file" in (encrypted.root / f"{name}.log").read_text()
+        # Nor did it start anything, or tell daemons that may be there of its key.
+        run_dir = load(None, {"AENV_SERVER_STATE_DIR": str(encrypted.root / name)}).run_dir
+        assert not (run_dir / "blockd.json").exists()
+        assert not (encrypted.root / name / "stores.json").exists()
     finally:
         encrypted.remove(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentenv.errors import ImageNotFound
 from agentenv.images.config import CONFIG_BYTES_MAX
 from agentenv.images.manifest import LINUX_AMD64, Descriptor, Index, Manifest, Platform
 from agentenv.images.reference import RegistryReference
@@ -35,9 +36,15 @@ class RegistrySource:
     async def image(self) -> Image:
         """See `Source.image`."""
         if self._image is None:
-            named = await self._client.manifest(self._reference)
+            named = await self._named()
             self._image = await resolve_image(self, named, str(self._reference), self._platform)
         return self._image
+
+    async def _named(self) -> Manifest | Index:
+        try:
+            return await self._client.manifest(self._reference)
+        except ImageNotFound as error:
+            raise ImageNotFound(f"{self._reference}: no such image ({error})") from error
 
     async def fetch_layer(self, layer: ImageLayer, into: Path, on_bytes: OnBytes) -> Path:
         """See `Source.fetch_layer`."""

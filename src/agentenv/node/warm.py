@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from agentenv.errors import AenvError
-from agentenv.lifecycle import Event, Phase
+from agentenv.lifecycle import POOLED, Event, Phase
 from agentenv.model import SnapshotManifest
 from agentenv.node.owner import Owner
 
@@ -47,7 +47,7 @@ class WarmPool:
         self._warmed = warmed
         self._is_busy = is_busy
         self._now_s = now_s
-        self._idle: OrderedDict[str, deque[Owner]] = OrderedDict()
+        self._idle: OrderedDict[str, list[Owner]] = OrderedDict()
         self._asked_at: dict[str, float] = {}
         self._manifests: dict[str, SnapshotManifest] = {}
         self._refill: asyncio.Task[None] | None = None
@@ -59,14 +59,14 @@ class WarmPool:
         key = manifest.snapshot_id
         self._asked_at[key] = self._now_s()
         self._manifests[key] = manifest
-        clones = self._idle.setdefault(key, deque())
+        self._idle.setdefault(key, [])
         self._idle.move_to_end(key)
         self._refill_soon()
-        while clones:
-            owner = clones.popleft()
-            if owner.phase is Phase.WARM:
-                return owner
-        return None
+        clones = self._alive(key)
+        taken = next((owner for owner in clones if owner.phase is Phase.WARM), None)
+        if taken is not None:
+            clones.remove(taken)
+        return taken
 
     def forget(self, snapshot_id: str) -> None:
         """The snapshot was deleted: end its clones."""
@@ -100,26 +100,38 @@ class WarmPool:
                 await self._warm_one(wanted)
 
     async def _warm_one(self, manifest: SnapshotManifest) -> None:
+        clones = self._idle[manifest.snapshot_id]
         try:
             owner = await self._make(manifest)
-            await self._warmed(owner, manifest)
+            warmed = self._warmed(owner, manifest)
+            if self._is_forgotten(manifest, clones):
+                _discard(owner)
+            else:
+                # From now on, so that whoever asks in the instant in which it becomes warm gets it.
+                clones.append(owner)
+            await warmed
         except AenvError as error:
+            if self._is_forgotten(manifest, clones):
+                # The clone was ended with the others.
+                return
             log.warning("no warm clone of %s could be made: %s", manifest.snapshot_id, error)
             await asyncio.sleep(RETRY_S)
-            return
-        clones = self._idle.get(manifest.snapshot_id)
-        if clones is None:
-            _discard(owner)
-        else:
-            clones.append(owner)
+
+    def _is_forgotten(self, manifest: SnapshotManifest, clones: list[Owner]) -> bool:
+        return self._idle.get(manifest.snapshot_id) is not clones
 
     def _next_wanted(self) -> SnapshotManifest | None:
         """The template asked for last that lacks a clone."""
         for key in reversed(self._idle):
-            alive = [owner for owner in self._idle[key] if owner.phase is Phase.WARM]
-            if len(alive) < self._per_template and key in self._manifests:
+            if len(self._alive(key)) < self._per_template and key in self._manifests:
                 return self._manifests[key]
         return None
+
+    def _alive(self, key: str) -> list[Owner]:
+        """The clones that are warm or becoming so, oldest first; those that died meanwhile are forgotten."""
+        clones = self._idle[key]
+        clones[:] = [owner for owner in clones if owner.phase in POOLED]
+        return clones
 
     def _drop_cold(self) -> None:
         now = self._now_s()

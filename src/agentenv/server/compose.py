@@ -83,6 +83,10 @@ def make_directories(config: Config) -> None:
 async def compose(config: Config) -> Composition:
     """Start or adopt blockd, probe the driver, open everything. Does not recover yet, nor start the proxy."""
     state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
+    block = BlockClient(run / "blockd.sock")
+    opened = await asyncio.to_thread(open_configured, config, block)
+    # Before the daemons of running sandboxes are told of stores and keys with which nothing can be read.
+    await check_configured(opened)
     stores = await asyncio.to_thread(open_stores, config)
     blockd = BlockDaemon(
         bin_dir=bin_dir,
@@ -98,9 +102,6 @@ async def compose(config: Config) -> Composition:
     kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
     driver, report = await choose_driver(probe_inputs(config, guest))
     proxy = ProxyDaemon(bin_dir, run, state / "logs", config.server.listen, config.domain_host)
-    block = BlockClient(run / "blockd.sock")
-    opened = await asyncio.to_thread(open_configured, config, block)
-    await check_configured(opened)
     await opened.repository.load()
     layers = Layers(opened.repository, opened.grace_s, _registry_teller(config, stores))
     slots = _open_slots(config)

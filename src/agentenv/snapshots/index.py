@@ -42,14 +42,10 @@ async def gathered(asked: Iterable[S], work: Callable[[S], Awaitable[T]], parall
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(one(item))) for item in asked]
+            tasks = [group.create_task(one(item)) for item in asked]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""Encryption of the one secret that a manifest holds: the token of the guest's daemon.
+"""Encryption of what a manifest must not tell: the token of the guest's daemon, and the digests of plain content.
 
-Owns how it is sealed, and the check by which a node finds at its start that its key is not the repository's. Does not
-own layers and device states, which aenv-storage encrypts under keys derived from the same one (spec/store.md).
+By the digest of what is inside of an encrypted blob one could look whether a repository holds content that one knows.
+Owns how these are sealed, and the check by which a node finds at its start that its key is not the repository's. Does
+not own layers and device states: aenv-storage encrypts them, under keys derived from the same one (spec/store.md).
 
-A token is sealed with AES-SIV (RFC 5297): equal tokens of one sandbox give equal text, so that equal manifests stay one
-object, and there is no nonce that two nodes could use twice. The owner's id is authenticated with it.
+They are sealed with AES-SIV (RFC 5297): equal text of one place gives equal bytes, so that equal manifests stay one
+object, and there is no nonce that two nodes could use twice. The place (the token's owner, the blob) is authenticated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -20,13 +22,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from agentenv.errors import ConfigError, RepositoryDamaged
-from agentenv.model import SnapshotManifest
+from agentenv.model import Blob, SnapshotManifest
 from agentenv.snapshots.codec import SealedManifest
 from agentenv.snapshots.stores.interface import ObjectNotFound, PreconditionFailed, Store
 
-# A token never begins like this: tokens are hexadecimal.
+# What is sealed never begins like this: it is hexadecimal.
 _SEALED: Final = "aes-siv-1:"
-_TOKEN_INFO: Final = b"aenv guest token 1"
+_KEY_INFO: Final = b"aenv manifest key 1"
+_TOKEN: Final = b"guest token of "
+_DIGEST: Final = b"plain digest of "
 _CHECK_INFO: Final = b"aenv repository key 1"
 # Beside the objects that hold content: no sweep looks here.
 CHECK_KEY: Final = "keys/check.json"
@@ -34,12 +38,12 @@ SETTING: Final = "snapshot.encryption_key_file"
 
 
 class Sealer:
-    """Seals and opens tokens with the key of the configuration, 64 hexadecimal digits."""
+    """Seals and opens manifests with the key of the configuration, 64 hexadecimal digits."""
 
     def __init__(self, key: str) -> None:
         self._master = bytes.fromhex(key)
         # 64 bytes: AES-256 for each of the two halves.
-        self._siv = AESSIV(hmac.digest(self._master, _TOKEN_INFO, "sha512"))
+        self._siv = AESSIV(hmac.digest(self._master, _KEY_INFO, "sha512"))
 
     @property
     def check(self) -> str:
@@ -48,19 +52,37 @@ class Sealer:
 
     def sealed(self, snapshot: SnapshotManifest) -> SnapshotManifest:
         """The snapshot as it may be stored."""
-        if not snapshot.guest_token:
-            return snapshot
-        text = self._siv.encrypt(snapshot.guest_token.encode(), [_TOKEN_INFO, snapshot.token_owner.encode()])
-        return replace(snapshot, guest_token=_SEALED + base64.b64encode(text).decode())
+        return replace(
+            snapshot,
+            guest_token=self._seal(snapshot.guest_token, _TOKEN + snapshot.token_owner.encode()),
+            blobs={digest: self._blob(blob, self._seal) for digest, blob in snapshot.blobs.items()},
+        )
 
     def opened(self, snapshot: SnapshotManifest, origin: str) -> SnapshotManifest:
         """The snapshot as it was before `sealed`. Raises `SealedManifest` naming `origin` for another key's."""
         try:
-            text = base64.b64decode(snapshot.guest_token.removeprefix(_SEALED), validate=True)
-            token = self._siv.decrypt(text, [_TOKEN_INFO, snapshot.token_owner.encode()]).decode()
+            return replace(
+                snapshot,
+                guest_token=self._open(snapshot.guest_token, _TOKEN + snapshot.token_owner.encode()),
+                blobs={digest: self._blob(blob, self._open) for digest, blob in snapshot.blobs.items()},
+            )
         except (InvalidTag, ValueError) as error:
-            raise SealedManifest(f"{origin}: its token cannot be decrypted with the key of {SETTING}") from error
-        return replace(snapshot, guest_token=token)
+            raise SealedManifest(f"{origin}: it cannot be decrypted with the key of {SETTING}") from error
+
+    @staticmethod
+    def _blob(blob: Blob, change: Callable[[str, bytes], str]) -> Blob:
+        """What is not encrypted is named by its plain digest anyway."""
+        if blob.encryption is None:
+            return blob
+        return replace(blob, plain_digest=change(blob.plain_digest, _DIGEST + blob.digest.encode()))
+
+    def _seal(self, text: str, place: bytes) -> str:
+        return _SEALED + base64.b64encode(self._siv.encrypt(text.encode(), [place])).decode() if text else ""
+
+    def _open(self, text: str, place: bytes) -> str:
+        if not text.startswith(_SEALED):
+            return text
+        return self._siv.decrypt(base64.b64decode(text.removeprefix(_SEALED), validate=True), [place]).decode()
 
 
 def seal(snapshot: SnapshotManifest, sealer: Sealer | None) -> SnapshotManifest:
@@ -70,10 +92,11 @@ def seal(snapshot: SnapshotManifest, sealer: Sealer | None) -> SnapshotManifest:
 
 def unseal(snapshot: SnapshotManifest, sealer: Sealer | None, origin: str) -> SnapshotManifest:
     """The snapshot of what was stored, under this key or before there was one. Raises `SealedManifest`."""
-    if not snapshot.guest_token.startswith(_SEALED):
+    texts = [snapshot.guest_token, *(blob.plain_digest for blob in snapshot.blobs.values())]
+    if not any(text.startswith(_SEALED) for text in texts):
         return snapshot
     if sealer is None:
-        raise SealedManifest(f"{origin}: its token is encrypted, and no key is configured ({SETTING})")
+        raise SealedManifest(f"{origin}: it is encrypted, and no key is configured ({SETTING})")
     return sealer.opened(snapshot, origin)
 
 

@@ -134,6 +134,7 @@ async def test_device_states_and_tokens_are_encrypted_for_every_node_with_the_ke
             content = (await store.get(entry.key)).content
             assert b"registers of a machine" not in content
             assert b"5ec2e7" not in content
+            assert state.plain_digest.encode() not in content
 
     other = opened(store, tmp_path / "b", program, encrypt=True)
     assert await other.load() == [made]

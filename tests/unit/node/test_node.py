@@ -340,6 +340,21 @@ async def test_warm_clones_are_claimed_refilled_and_hidden(world: World) -> None
     assert clone.ask(Event.CLAIM).exception() is not None
 
 
+async def test_a_template_that_is_deleted_while_its_clone_warms_leaves_nothing(world: World) -> None:
+    await world.stop()
+    node = await world.start(warm=1)
+    first = await node.create(spec())
+    world.vmms.hold(Step.STOP)
+    async with asyncio.timeout(5):
+        await world.vmms.reached[Step.STOP].wait()
+    await node.kill(first.sandbox_id)
+    await node.delete_snapshot("base")
+    async with asyncio.timeout(5):
+        while world.owners():
+            await asyncio.sleep(0.001)
+    assert await world.leftovers() == []
+
+
 async def test_a_warm_clone_that_died_is_replaced_by_a_start(world: World) -> None:
     await world.stop()
     node = await world.start(warm=1)

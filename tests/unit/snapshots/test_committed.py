@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentenv.model import Blob
 from agentenv.snapshots import MemoryStore, PosixStore, Staging, Store, encode_manifest, ids_of
 from agentenv.snapshots.gclock import LOCK_KEY, LOCK_S, Timing
 from agentenv.snapshots.holds import HOLD_S_MAX
+from agentenv.snapshots.index import gathered
 from agentenv.snapshots.names import RESERVED_S
 from agentenv.snapshots.stores import Entry, Object
 
@@ -449,3 +451,16 @@ async def test_a_node_that_is_no_more_holds_nothing_for_ever(tmp_path: Path) -> 
     clock.advance(2)
     await node.repository.sweep(0.0)
     assert layer.digest not in await content_ids(store)
+
+
+def test_a_loop_that_ends_amid_reads_leaves_no_coroutine_behind(recwarn: pytest.WarningsRecorder) -> None:
+    async def read(_key: str) -> None:
+        await asyncio.sleep(600)
+
+    async def main() -> list[asyncio.Task[list[None]]]:
+        # The reads' own tasks are made when the loop goes round for the last time, and never begin.
+        return [asyncio.create_task(gathered(["a", "b"], read))]
+
+    asyncio.run(main()).clear()
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []

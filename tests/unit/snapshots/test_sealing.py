@@ -1,4 +1,4 @@
-"""The token in a manifest under a key, and the check that all nodes of a repository have the same one."""
+"""Token and plain digests in a manifest under a key, and the check that all nodes of a repository have the same one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from agentenv.snapshots.index import Index
 from agentenv.snapshots.sealing import CHECK_KEY, Sealer, check_key, seal, unseal
 
 KEY, OTHER = "01" * 32, "02" * 32
+PLAIN = "b" * 64
 
 
 @pytest.fixture
 def snapshot() -> SnapshotManifest:
-    blob = Blob("a" * 64, 1, "a" * 64, 1)
-    return dataclasses.replace(described("s1", [blob], blob), token_owner="box", guest_token="5ec2e7")
+    """Of an encrypted layer and a plain device state."""
+    layer, state = Blob("a" * 64, 1, PLAIN, 1, encryption="aes-256-gcm"), Blob("c" * 64, 1, "c" * 64, 1)
+    return dataclasses.replace(described("s1", [layer], state), token_owner="box", guest_token="5ec2e7")
 
 
 def test_what_was_sealed_is_opened_by_the_same_key_alone(snapshot: SnapshotManifest) -> None:
     sealed = seal(snapshot, Sealer(KEY))
     assert "5ec2e7" not in sealed.guest_token
+    assert sealed.blobs["a" * 64].plain_digest.startswith("aes-siv-1:")
+    assert sealed.blobs["c" * 64] == snapshot.blobs["c" * 64]
     assert unseal(sealed, Sealer(KEY), "here") == snapshot
     for other in (Sealer(OTHER), None):
         with pytest.raises(SealedManifest, match=r"here: .*snapshot\.encryption_key_file"):
@@ -33,8 +37,12 @@ def test_what_was_sealed_is_opened_by_the_same_key_alone(snapshot: SnapshotManif
 
 
 def test_the_bytes_of_version_one(snapshot: SnapshotManifest) -> None:
-    """A change here makes every repository's tokens unreadable."""
-    assert seal(snapshot, Sealer(KEY)).guest_token == "aes-siv-1:5A8ovLywDbAS5dhRTxVTBr3O+aVG9A=="
+    """A change here makes every encrypted repository unreadable."""
+    sealed = seal(snapshot, Sealer(KEY))
+    assert sealed.guest_token == "aes-siv-1:vUN1Hfyou04kHmMzSv2accJaIjxR3A=="
+    assert sealed.blobs["a" * 64].plain_digest == (
+        "aes-siv-1:ZfGGHKFEydVMWwRzZvBBvE0CJORunu2Orr9ZzXeuzvMCcHN7bBOg+dckJu8QJOOWMr797Q7D2i2l9GgnRn4CwlxIM6tzW7Vgz2YwMCWRuhQ="
+    )
     assert Sealer(KEY).check == "58bdf77b727bbccf4309b2986b8f394ade3665277777e21d421794a98c6eba2d"
 
 
@@ -53,6 +61,9 @@ def test_equal_tokens_of_one_sandbox_are_one_text_and_of_another_one_are_not(sna
 def test_a_damaged_token_is_an_error(snapshot: SnapshotManifest, text: str) -> None:
     with pytest.raises(SealedManifest):
         unseal(dataclasses.replace(snapshot, guest_token=text), Sealer(KEY), "here")
+    layer = dataclasses.replace(snapshot.blobs["a" * 64], plain_digest=text)
+    with pytest.raises(SealedManifest):
+        unseal(dataclasses.replace(snapshot, blobs={layer.digest: layer}), Sealer(KEY), "here")
 
 
 def test_without_a_key_or_a_token_nothing_changes(snapshot: SnapshotManifest) -> None:
@@ -60,8 +71,8 @@ def test_without_a_key_or_a_token_nothing_changes(snapshot: SnapshotManifest) ->
     assert unseal(snapshot, None, "here") is snapshot
     # What was stored before there was a key.
     assert unseal(snapshot, Sealer(KEY), "here") is snapshot
-    bare = dataclasses.replace(snapshot, guest_token="")
-    assert seal(bare, Sealer(KEY)) is bare
+    bare = dataclasses.replace(snapshot, guest_token="", blobs={})
+    assert seal(bare, Sealer(KEY)) == bare
 
 
 async def test_an_index_stores_the_sealed_and_knows_the_plain(snapshot: SnapshotManifest) -> None:
@@ -70,6 +81,7 @@ async def test_an_index_stores_the_sealed_and_knows_the_plain(snapshot: Snapshot
     await store.put(f"manifests/{digest}.json", manifest)
     await store.put("snapshots/s1.json", record)
     assert b"5ec2e7" not in manifest + record
+    assert PLAIN.encode() not in manifest + record
     index = Index(store, Sealer(KEY)).fresh()
     assert await index.fetch("s1") == snapshot
     blind = Index(store)
