@@ -23,7 +23,7 @@ readonly STATIC_TARGET=x86_64-unknown-linux-gnu
 # umoci is what our image layers are compared with. aenv-image uses libext2fs, which comes with e2fsprogs.
 readonly TOOLS="
 qemu-system-x86_64=qemu-system-x86 mke2fs=e2fsprogs e2fsck=e2fsprogs ip=iproute2 nft=nftables
-mmdebstrap=mmdebstrap zstd=zstd gcc=gcc strip=binutils umoci=umoci"
+mmdebstrap=mmdebstrap zstd=zstd gcc=gcc g++=g++ strip=binutils umoci=umoci"
 readonly FILES="
 /usr/lib/x86_64-linux-gnu/libc.a=libc6-dev /etc/ssl/certs/ca-certificates.crt=ca-certificates
 /usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring /bin/busybox=busybox-static"
