@@ -43,9 +43,14 @@ pytestmark = pytest.mark.vm
 
 COMMAND_S_MAX = 120.0
 GONE_S_MAX = 20.0
-# Of the images on demand. Half of it is files that nothing reads before the test does.
+# Of the images on demand, a mebibyte each, which nothing reads before the test does.
 DATA_FILES = 64
-SETTINGS = {"AENV_POOL_WARM_PER_TEMPLATE": "0", "AENV_SANDBOX_PAUSE_LINGER_S": "0"}
+# No filling: only what is read is fetched.
+SETTINGS = {
+    "AENV_POOL_WARM_PER_TEMPLATE": "0",
+    "AENV_SANDBOX_PAUSE_LINGER_S": "0",
+    "AENV_CACHE_FILL_BYTES_PER_S_MAX": "0",
+}
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1234:1234::/srv:/bin/sh\n"
 TWO_CONFIG = {
     "User": "app",
@@ -318,7 +323,7 @@ def test_overlaybd_layers_are_read_on_demand(place: Place, registry: Registry, p
     assert (
         place.run("exec", box, "--", "id -un; pwd; echo $ON; ls /data | wc -l") == f"app\n/srv\ndemand\n{DATA_FILES}\n"
     )
-    assert _fetched_bytes(place) - fetched < size_bytes / 2
+    assert _fetched_bytes(place) - fetched < size_bytes / 8
     # Nothing was converted: there is no image of ours, and no layer of it in the repository.
     assert place.run("image", "ls") == images
     held = {path.stem for path in (place.state_dir / "repository" / "layers").iterdir()}
@@ -330,7 +335,7 @@ def test_overlaybd_layers_are_read_on_demand(place: Place, registry: Registry, p
     expected = data[1 + DATA_FILES // 2].content
     read = Sandbox.connect(box, **place.api).files.read(f"/data/{DATA_FILES // 2}", format="bytes")
     assert bytes(read) == expected
-    assert _fetched_bytes(place) >= 1 << 20
+    assert _fetched_bytes(place) > 0
 
 
 def test_a_template_of_a_dockerfiles_base(place: Place, registry: Registry, tmp_path: Path) -> None:
