@@ -97,6 +97,12 @@ ANSWERS: Final[Mapping[type[errors.AenvError], Answer]] = MappingProxyType(
         errors.StorageFull: Answer(507, "storage_full", should_retry=False),
         # Nothing was committed. A store that throttles asks for some seconds.
         errors.StoreUnavailable: Answer(503, "store_unavailable", should_retry=True, retry_after_s=2),
+        # Another server's fault: the registry that an image was asked of.
+        errors.RegistryError: Answer(502, "registry_error", should_retry=True, retry_after_s=5),
+        errors.RegistryDenied: Answer(403, "registry_denied", should_retry=False),
+        # The store turns the node away, or has lost something: a repeat is answered the same until somebody mends it.
+        errors.StoreRefused: Answer(500, "store_refused", should_retry=False),
+        errors.RepositoryDamaged: Answer(500, "repository_damaged", should_retry=False),
         errors.RestoreRefused: Answer(409, "sandbox_no_compatible_node", should_retry=False),
         # Not E2B's `sandbox_snapshot_guest_agent_unresponsive`: it tells the SDK to offer a reboot from disk.
         errors.GuestUnresponsive: Answer(504, "guest_unresponsive", should_retry=False),

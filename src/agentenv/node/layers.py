@@ -236,6 +236,13 @@ class Layers:
         self._published[local_id] = blob
         return blob
 
+    async def close(self) -> None:
+        """The server stops: publications under way end; the next one begins them anew."""
+        tasks = list(self._publishing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def forget_published(self, gone: set[str]) -> None:
         """Local layers that were collected."""
         for local_id in gone & self._published.keys():

@@ -146,6 +146,7 @@ class Node:
         await self._collector.stop()
         await self._host.first_starts.stop()
         await asyncio.gather(*(owner.shut_down() for owner in self._owners.values()))
+        await self._host.layers.close()
 
     def has_live_vmm(self) -> bool:
         """Whether any VMM process depends on the node's daemons."""
