@@ -265,6 +265,9 @@ def test_the_statuses_that_clients_depend_on() -> None:
         errors.AtCapacity: 429,
         errors.NodeStopping: 503,
         errors.StorageFull: 507,
+        errors.StoreUnavailable: 503,
+        errors.RegistryError: 502,
+        errors.ImageNotFound: 404,
         errors.GuestUnresponsive: 504,
         errors.VmmTimeout: 500,
         errors.HostUnsuitable: 500,
@@ -273,6 +276,7 @@ def test_the_statuses_that_clients_depend_on() -> None:
     retried = {cls for cls, line in ANSWERS.items() if line.retry_after_s is not None}
     assert retried == {
         errors.AtCapacity,
+        errors.RegistryError,
         errors.NodeStopping,
         errors.StoreUnavailable,
         api_errors.IdempotencyInProgress,
