@@ -33,6 +33,12 @@ pub const SERVE_THREADS_DEFAULT: usize = 4;
 /// Threads per mount at most. More are started only when all are inside a handler.
 pub const SERVE_THREADS_MAX: usize = 64;
 
+/// How long a thread must have been idle among others before it ends: longer than the pauses of a busy guest.
+pub const SURPLUS_WINDOW: Duration = Duration::from_secs(3);
+
+/// Bytes of used buffers that the threads of one mount keep between requests; each thread may need two transfers.
+pub const BUFFER_BYTES_KEPT: usize = 24 << 20;
+
 /// Threads of a mount inside handlers of *one* export. Further requests of it are parked, so that one slow file
 /// leaves most threads to the others.
 pub const RUNNING_PER_EXPORT_MAX: usize = 16;

@@ -297,6 +297,18 @@ impl Blob for CachedBlob {
         })
     }
 
+    fn distrust(&self, offset: u64, length: u64) {
+        // What a list of digests verified came so from the store, and would come so again.
+        if self.is_verified() {
+            return;
+        }
+        let end = offset.saturating_add(length).min(self.spec.size_bytes);
+        if offset < end {
+            let block_bytes = self.geometry().block_bytes;
+            self.forget(&(offset / block_bytes..end.div_ceil(block_bytes)));
+        }
+    }
+
     fn will_read(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.spec.size_bytes);
         if offset < end {

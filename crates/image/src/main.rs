@@ -43,6 +43,9 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if !end_with_parent() {
+        return ExitCode::FAILURE;
+    }
     if let Err(error) = aenv_image::clean_up_on_signals() {
         eprintln!(
             "{}",
@@ -66,6 +69,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A server that is killed leaves no worker behind. Returns false if it is gone already: `getppid` gives the parent of now,
+/// and whoever lost its parent before the call has another.
+fn end_with_parent() -> bool {
+    let parent = rustix::process::getppid();
+    // Without it the worker only ends later, with its work.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    rustix::process::getppid() == parent
 }
 
 fn apply(request: &Request) -> Result<(), Failure> {

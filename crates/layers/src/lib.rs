@@ -37,6 +37,7 @@ mod stack;
 mod tar;
 mod upper;
 mod uuid;
+mod write_back;
 mod writer;
 pub mod zfile;
 

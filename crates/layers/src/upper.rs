@@ -28,6 +28,7 @@ use crate::map::{Map, SectorState};
 use crate::map_header::MapHeader;
 use crate::seal::{self, SealReport};
 use crate::uuid::Uuid;
+use crate::write_back::WriteBack;
 
 /// Largest upper: half of what ext4 allows for a file, so that index and trailer always fit behind the data.
 pub const MAX_UPPER_BYTES: u64 = 8 << 40;
@@ -44,6 +45,7 @@ pub struct Upper {
     /// What the sealed header will say, without the index.
     pub(crate) fields: Fields,
     pub(crate) ops: Arc<dyn FileOps>,
+    pub(crate) write_back: WriteBack,
     /// Held shared by every change, exclusively by a seal; true once sealed.
     pub(crate) sealed: RwLock<bool>,
 }
@@ -135,6 +137,7 @@ impl Upper {
             map,
             fields,
             ops,
+            write_back: WriteBack::default(),
             sealed: RwLock::new(false),
         })
     }
@@ -166,6 +169,7 @@ impl Upper {
             map,
             fields,
             ops,
+            write_back: WriteBack::default(),
             sealed: RwLock::new(false),
         };
         let length = upper.file.metadata().at(path, "stat")?.len();
@@ -203,18 +207,16 @@ impl Upper {
     /// Errors: `Unaligned`, `OutOfRange`, `Sealed`, `Io`; after an I/O error each sector of the range is old or new.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         let range = Sectors::new(offset, buf.len() as u64, self.size())?;
-        let _open = self.open_for_changes()?;
-        write_all(
-            self.ops.as_ref(),
-            &self.file,
-            &self.path,
-            "write",
-            buf,
-            HEADER_BYTES + offset,
-        )?;
+        let open = self.open_for_changes()?;
+        let place = HEADER_BYTES + offset;
+        write_all(self.ops.as_ref(), &self.file, &self.path, "write", buf, place)?;
         self.map
             .set_written(self.ops.as_ref(), range)
-            .at(&self.path, "mark as written")
+            .at(&self.path, "mark as written")?;
+        // A seal does not wait for the disk.
+        drop(open);
+        self.write_back.wrote(&self.file, buf.len() as u64);
+        Ok(())
     }
 
     /// Makes the range read zero, also where a layer below has data, and gives its disk space back. Errors: as `write_at`.

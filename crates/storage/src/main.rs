@@ -21,6 +21,9 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if !end_with_parent() {
+        return ExitCode::FAILURE;
+    }
     match run(&command).and_then(|line| told(&line)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
@@ -30,6 +33,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A server that is killed leaves no worker behind. Returns false if it is gone already: `getppid` gives the parent of now,
+/// and whoever lost its parent before the call has another.
+fn end_with_parent() -> bool {
+    let parent = rustix::process::getppid();
+    // Without it the worker only ends later, with its work.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    rustix::process::getppid() == parent
 }
 
 fn run(command: &Command) -> Result<String, Failed> {

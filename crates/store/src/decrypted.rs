@@ -1,5 +1,6 @@
 //! The plain bytes of an encrypted layer, decrypted as they are read.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -73,6 +74,16 @@ impl DecryptedBlob {
         Ok(blob)
     }
 
+    /// Where the chunks that hold a range of plain bytes are stored; none if it has no bytes.
+    fn stored_range(&self, offset: u64, length: u64) -> Option<Range<u64>> {
+        if length == 0 || offset >= self.shape.plain_bytes {
+            return None;
+        }
+        let end = offset.saturating_add(length).min(self.shape.plain_bytes);
+        let stored = |chunk: u64| HEADER_BYTES + chunk * STORED_CHUNK_BYTES;
+        Some(stored(offset / CHUNK_BYTES as u64)..stored(end.div_ceil(CHUNK_BYTES as u64)))
+    }
+
     /// Reads and decrypts a chunk into `scratch` and shows its plain bytes.
     fn with_chunk<T>(&self, chunk: u64, scratch: &mut Vec<u8>, show: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
         scratch.resize(self.shape.stored_bytes(chunk), 0);
@@ -114,13 +125,15 @@ impl Blob for DecryptedBlob {
     }
 
     fn will_read(&self, offset: u64, length: u64) {
-        if length == 0 || offset >= self.shape.plain_bytes {
-            return;
+        if let Some(stored) = self.stored_range(offset, length) {
+            self.stored.will_read(stored.start, stored.end - stored.start);
         }
-        let end = offset.saturating_add(length).min(self.shape.plain_bytes);
-        let (first, after) = (offset / CHUNK_BYTES as u64, end.div_ceil(CHUNK_BYTES as u64));
-        let stored = |chunk: u64| HEADER_BYTES + chunk * STORED_CHUNK_BYTES;
-        self.stored.will_read(stored(first), stored(after) - stored(first));
+    }
+
+    fn distrust(&self, offset: u64, length: u64) {
+        if let Some(stored) = self.stored_range(offset, length) {
+            self.stored.distrust(stored.start, stored.end - stored.start);
+        }
     }
 
     fn file_identity(&self) -> Option<FileIdentity> {

@@ -144,7 +144,11 @@ impl Shared {
                     current.buckets.clear();
                     current.config = config;
                 }
-                Err(what) => eprintln!("{}: {what}; the stores stay as they were", self.path.display()),
+                Err(what) => {
+                    // Not `eprintln!`, which ends the process when the log's disk is full.
+                    let line = format!("{}: {what}; the stores stay as they were\n", self.path.display());
+                    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+                }
             }
         }
         current

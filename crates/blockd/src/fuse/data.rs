@@ -12,6 +12,7 @@ use std::time::Instant;
 use aenv_wire::block::ExportKind;
 
 use super::abi::{FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, Request, opcode};
+use super::buffer::Buffer;
 use super::session::Session;
 use crate::export::{Content, Export, ExportError, layers_errno};
 use crate::limits::{FULL_DISK_RETRY, FULL_DISK_WAIT, SECTOR_BYTES, TRANSFER_BYTES_MAX};
@@ -25,7 +26,7 @@ pub enum Done {
     Written(u32),
 }
 
-pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
     let done = match request.opcode() {
         opcode::READ => read(session, export, request, data),
         opcode::WRITE => write(session, export, request, data),
@@ -51,7 +52,7 @@ fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
     errno
 }
 
-fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
     let (offset, asked, flags) = request.transfer();
     session.counters.add(if export.kind == ExportKind::Memory {
         Counter::MemoryRead
@@ -66,9 +67,9 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8
     let sectors = whole_sectors(offset, length as u64);
     refuse_partial_sectors(offset, length, flags)?;
     if length > 0 {
-        // It fits: the buffer has room for a whole transfer and a sector on either side.
-        let span = &mut data[..(sectors.end - sectors.start) as usize];
         let content = content(session, export)?;
+        // It fits: the buffer has room for a whole transfer and a sector on either side.
+        let span = data.first((sectors.end - sectors.start) as usize);
         read_content(session, export, &content, span, sectors.start).map_err(|error| failed(export, "read", &error))?;
     }
     session.counters.add_many(Counter::ReadBytes, length as u64);
@@ -114,7 +115,7 @@ fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result
     }
 }
 
-fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
     let (offset, length, flags) = request.transfer();
     if export.kind == ExportKind::Memory {
         return Err(libc::EROFS);
@@ -171,11 +172,11 @@ fn write_parts_of_sectors(
     content: &Content,
     bytes: &[u8],
     offset: u64,
-    scratch: &mut [u8],
+    scratch: &mut Buffer,
 ) -> Result<(), aenv_layers::Error> {
     let _one_at_a_time = export.partial_sectors.lock().unwrap_or_else(PoisonError::into_inner);
     let sectors = whole_sectors(offset, bytes.len() as u64);
-    let scratch = &mut scratch[..(sectors.end - sectors.start) as usize];
+    let scratch = scratch.first((sectors.end - sectors.start) as usize);
     let (sector, last) = (SECTOR_BYTES as usize, scratch.len() - SECTOR_BYTES as usize);
     content.read_at(&mut scratch[..sector], sectors.start)?;
     content.read_at(&mut scratch[last..], sectors.end - SECTOR_BYTES)?;
@@ -184,7 +185,7 @@ fn write_parts_of_sectors(
     content.write_at(scratch, sectors.start)
 }
 
-fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mut [u8]) -> Result<Done, i32> {
+fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
     let (offset, length, mode) = request.fallocate();
     session.counters.add(Counter::DiskDiscard);
     let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
@@ -204,7 +205,7 @@ fn fallocate(session: &Session, export: &Export, request: Request<'_>, data: &mu
 }
 
 /// Whole sectors are given back; parts of sectors at the ends are overwritten with zeros.
-fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut [u8]) -> Result<(), aenv_layers::Error> {
+fn discard(export: &Export, content: &Content, range: Range<u64>, data: &mut Buffer) -> Result<(), aenv_layers::Error> {
     const ZEROS: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
     let first = range.start.next_multiple_of(SECTOR_BYTES).min(range.end);
     let last = (range.end - range.end % SECTOR_BYTES).max(first);

@@ -5,7 +5,9 @@
 //! on where the one before it was killed.
 
 mod abi;
+mod buffer;
 mod channel;
+mod crew;
 mod data;
 mod directory;
 mod session;

@@ -2,21 +2,23 @@
 //!
 //! Each thread reads a request, handles it where it stands and reads the next. A handler blocks on local files, and on
 //! a store where the layers are remote: those have a limit of their own (`remote::Waiting`).
-//! Threads are started while all are inside handlers, up to `SERVE_THREADS_MAX`, and the surplus ends when idle:
-//! together with the limit per export (`export::Flight`), one slow file cannot take the mount down.
+//! Threads are started while all are inside handlers, up to `SERVE_THREADS_MAX`, and surplus ones end (`Crew`): together
+//! with the limit per export (`export::Flight`), one slow file cannot take the mount down.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use aenv_cache::{Patience, with_patience};
 use aenv_wire::block::ExportKind;
 
 use super::abi::{self, Request, opcode};
+use super::buffer::Buffer;
 use super::channel::Channel;
+use super::crew::Crew;
 use super::{data, directory};
 use crate::export::{Begun, Export, Exports, Parked};
-use crate::limits::{SERVE_THREADS_MAX, STACK_BYTES, TRANSFER_BYTES_MAX};
+use crate::limits::{STACK_BYTES, TRANSFER_BYTES_MAX};
 use crate::remote::Waiting;
 use crate::stats::{Counter, Counters};
 
@@ -28,16 +30,32 @@ pub struct Session {
     pub exports: Arc<Exports>,
     pub counters: Arc<Counters>,
     waiting: Waiting,
-    threads_at_rest: usize,
-    threads: AtomicUsize,
-    idle: AtomicUsize,
+    crew: Crew,
+    /// The clock of the crew.
+    begun: Instant,
+    /// Bytes that the threads' buffers hold.
+    buffer_bytes: AtomicUsize,
 }
 
 /// Where a thread puts a request and the data it answers. A request is at most a WRITE with its headers; a disk read
 /// that is not aligned takes up to a sector more on either side.
 struct Buffers {
-    request: Box<[u8]>,
-    data: Box<[u8]>,
+    request: Buffer,
+    data: Buffer,
+}
+
+impl Buffers {
+    fn new() -> std::io::Result<Buffers> {
+        Ok(Buffers {
+            request: Buffer::new(TRANSFER_BYTES_MAX + 4096)?,
+            data: Buffer::new(TRANSFER_BYTES_MAX + 1024)?,
+        })
+    }
+
+    fn settle(&mut self, kept: &AtomicUsize) {
+        self.request.settle(kept);
+        self.data.settle(kept);
+    }
 }
 
 impl Session {
@@ -48,26 +66,25 @@ impl Session {
         counters: Arc<Counters>,
         threads_at_rest: usize,
     ) -> Arc<Session> {
-        let (threads, idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(Session {
             kind,
             channel,
             exports,
             counters,
             waiting: Waiting::default(),
-            threads_at_rest,
-            threads,
-            idle,
+            crew: Crew::new(threads_at_rest),
+            begun: Instant::now(),
+            buffer_bytes: AtomicUsize::new(0),
         })
     }
 
     /// Starts the threads that are there at rest.
     pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        (0..self.threads_at_rest).try_for_each(|_| self.start_thread())
+        (0..self.crew.at_rest()).try_for_each(|_| self.start_thread())
     }
 
     pub fn threads(&self) -> usize {
-        self.threads.load(Ordering::Relaxed)
+        self.crew.threads()
     }
 
     /// Answers requests that `Exports::abandon` or `unexport` took out of flight.
@@ -79,42 +96,37 @@ impl Session {
 
     fn start_thread(self: &Arc<Self>) -> std::io::Result<()> {
         let session = self.clone();
-        self.threads.fetch_add(1, Ordering::Relaxed);
-        self.idle.fetch_add(1, Ordering::Relaxed);
+        let buffers = Buffers::new()?;
+        self.crew.joins();
         let name = format!("{:?}", self.kind).to_lowercase();
         let started = std::thread::Builder::new()
             .name(name)
             .stack_size(STACK_BYTES)
-            .spawn(move || session.serve());
+            .spawn(move || session.serve(buffers));
         if started.is_err() {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
-            self.idle.fetch_sub(1, Ordering::Relaxed);
+            self.crew.leaves();
         }
         started.map(|_| ())
     }
 
-    fn serve(self: Arc<Self>) {
-        let mut buffers = Buffers {
-            request: vec![0; TRANSFER_BYTES_MAX + 4096].into_boxed_slice(),
-            data: vec![0; TRANSFER_BYTES_MAX + 1024].into_boxed_slice(),
-        };
-        while let Some(length) = self.channel.receive(&mut buffers.request) {
-            let was_last_idle = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
-            if was_last_idle && self.threads() < SERVE_THREADS_MAX {
+    fn serve(self: Arc<Self>, mut buffers: Buffers) {
+        while let Some(length) = buffers.request.fill(|all| self.channel.receive(all)) {
+            if self.crew.begins() {
                 // Without another thread requests only wait longer, so a failure is not worth more than going on.
                 let _ = self.start_thread();
             }
             self.handle(&buffers.request[..length], &mut buffers.data);
-            // Twice the number at rest, so that threads are not started and ended with every burst.
-            if self.idle.fetch_add(1, Ordering::Relaxed) >= 2 * self.threads_at_rest {
-                self.idle.fetch_sub(1, Ordering::Relaxed);
+            buffers.settle(&self.buffer_bytes);
+            if self.crew.ends(self.begun.elapsed()) {
                 break;
             }
         }
-        self.threads.fetch_sub(1, Ordering::Relaxed);
+        self.crew.leaves();
+        buffers.request.give_back(&self.buffer_bytes);
+        buffers.data.give_back(&self.buffer_bytes);
     }
 
-    fn handle(&self, bytes: &[u8], data: &mut [u8]) {
+    fn handle(&self, bytes: &[u8], data: &mut Buffer) {
         let request = Request::new(bytes);
         match request.opcode() {
             opcode::READ | opcode::WRITE => self.handle_data(request, data),
@@ -134,7 +146,7 @@ impl Session {
     }
 
     /// Requests that touch content go through the export's flight table.
-    fn handle_data(&self, request: Request<'_>, data: &mut [u8]) {
+    fn handle_data(&self, request: Request<'_>, data: &mut Buffer) {
         let Some(export) = self
             .exports
             .by_inode(request.inode())
@@ -152,7 +164,7 @@ impl Session {
     }
 
     /// As `run_all`, unless too many threads are with exports that may wait for a store. Goes on with what was kept.
-    fn run_remote(&self, export: Arc<Export>, request: Request<'_>, data: &mut [u8]) {
+    fn run_remote(&self, export: Arc<Export>, request: Request<'_>, data: &mut Buffer) {
         if !self.waiting.enter(&export, request.bytes()) {
             return;
         }
@@ -163,14 +175,14 @@ impl Session {
     }
 
     /// Handles one request that is in flight, then parked ones of the same export.
-    fn run_all(&self, export: &Export, request: Request<'_>, data: &mut [u8], since: Instant) {
+    fn run_all(&self, export: &Export, request: Request<'_>, data: &mut Buffer, since: Instant) {
         let mut next = self.run(export, request, data, since);
         while let Some(parked) = next {
             next = self.run(export, Request::new(&parked.request), data, parked.since);
         }
     }
 
-    fn run(&self, export: &Export, request: Request<'_>, data: &mut [u8], since: Instant) -> Option<Parked> {
+    fn run(&self, export: &Export, request: Request<'_>, data: &mut Buffer, since: Instant) -> Option<Parked> {
         let unique = request.unique();
         let outcome = match export.is_remote {
             true => {
