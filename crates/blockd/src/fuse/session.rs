@@ -47,13 +47,12 @@ struct Buffers {
 impl Buffers {
     fn new() -> std::io::Result<Buffers> {
         Ok(Buffers {
-            request: Buffer::new(TRANSFER_BYTES_MAX + 4096)?,
+            request: Buffer::resident(TRANSFER_BYTES_MAX + 4096)?,
             data: Buffer::new(TRANSFER_BYTES_MAX + 1024)?,
         })
     }
 
     fn settle(&mut self, kept: &AtomicUsize) {
-        self.request.settle(kept);
         self.data.settle(kept);
     }
 }
@@ -122,7 +121,6 @@ impl Session {
             }
         }
         self.crew.leaves();
-        buffers.request.give_back(&self.buffer_bytes);
         buffers.data.give_back(&self.buffer_bytes);
     }
 
