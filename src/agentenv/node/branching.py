@@ -19,8 +19,7 @@ from agentenv.node.capturing import check_room, seal_upper, start_capture
 from agentenv.node.interface import SnapshotResult
 from agentenv.node.owner import Owner, Work
 from agentenv.node.placing import held_token
-from agentenv.node.record import manifest_layer_ids
-from agentenv.snapshots import new_local_id
+from agentenv.snapshots import ids_of, new_local_id
 
 # A guest under emulation writes some 80 MB a second, and may hold hundreds of dirty ones.
 FREEZE_S_MAX: Final = 300.0
@@ -67,7 +66,7 @@ async def take_fork(owner: Owner, work: Work) -> Event:
         async with _branch(owner, SnapshotParams(SnapshotKind.FORK)) as point:
             if work.requests[0].done.done():
                 raise OperationFailed("the fork's requester has gone away")
-            owner.host.layers.reserve(*manifest_layer_ids(point.manifest))
+            owner.host.layers.reserve(*ids_of(point.manifest))
             work.resolve(point)
     except AenvError as error:
         return _failed(owner, work, error, Event.FORK_ENDED)

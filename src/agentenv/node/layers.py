@@ -20,8 +20,7 @@ from pathlib import Path
 
 from agentenv.errors import AenvError
 from agentenv.model import Blob, DiskStack, GcReport, MemoryStack, SnapshotKind, SnapshotManifest
-from agentenv.node.record import manifest_layer_ids
-from agentenv.snapshots import CommittedRepository, Staging, is_digest
+from agentenv.snapshots import CommittedRepository, Staging, ids_of, is_digest
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class Layers:
         Free where they are held already. Raises `TemplateNotFound` when another node removed the snapshot, and
         `StoreUnavailable`.
         """
-        with self.reserved(*manifest_layer_ids(manifest)):
+        with self.reserved(*ids_of(manifest)):
             await self.hold_snapshot(manifest)
             yield
 
@@ -101,7 +100,7 @@ class Layers:
         for blob in manifest.blobs.values():
             if blob.origin is not None:
                 self._tell_origin(blob.origin)
-        ids = manifest_layer_ids(manifest)
+        ids = ids_of(manifest)
         new = {layer_id for layer_id in ids if not self.repository.is_local(layer_id)} - self._held
         if not new:
             return

@@ -39,13 +39,13 @@ from agentenv.node.interface import (
 )
 from agentenv.node.launching import alias_of, record_of_snapshot
 from agentenv.node.owner import Owner
-from agentenv.node.record import SandboxRecord, manifest_layer_ids
+from agentenv.node.record import SandboxRecord
 from agentenv.node.starting import GENERATION_COUNTER, Claim, ResumeParams
 from agentenv.node.steps import STEPS
 from agentenv.node.viewing import route_target, view
 from agentenv.node.warm import WarmPool
 from agentenv.node.workshop import COLD_BOOT_COUNTER, Workshop
-from agentenv.snapshots import parse_reference
+from agentenv.snapshots import ids_of, parse_reference
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class Node:
             children = [self._launch(spec, point.manifest) for _ in range(count)]
         finally:
             # From here on the children's records name the layers.
-            self._host.layers.release(*manifest_layer_ids(point.manifest))
+            self._host.layers.release(*ids_of(point.manifest))
         starts = (self._started(child, point.manifest) for child in children)
         results = await asyncio.gather(*starts, return_exceptions=True)
         return ForkResult(tuple(_child_result(result) for result in results), point.frozen_s)

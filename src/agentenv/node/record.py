@@ -18,6 +18,7 @@ from agentenv.model import (
     SandboxSpec,
     SnapshotManifest,
 )
+from agentenv.snapshots import ids_of
 from agentenv.vmm import VmmRecord
 
 
@@ -88,7 +89,7 @@ class SandboxRecord:
             ids.update((self.pending.memory_layer, self.pending.device_state))
             ids.update(self.pending.below.layers if self.pending.below is not None else ())
         if self.pause is not None:
-            ids.update(manifest_layer_ids(self.pause))
+            ids.update(ids_of(self.pause))
         return ids
 
 
@@ -100,8 +101,3 @@ def disk_export_name(sandbox_id: str) -> str:
 def memory_export_name(image_id: str) -> str:
     """blockd's name of a memory image; all clones of one image map this one inode."""
     return f"m-{image_id}"
-
-
-def manifest_layer_ids(manifest: SnapshotManifest) -> set[str]:
-    """Layers and device state of one snapshot."""
-    return {*manifest.disk.layers, *manifest.memory.layers, manifest.device_state}

@@ -30,8 +30,8 @@ from agentenv.node.host import Host
 from agentenv.node.interface import SnapshotResult
 from agentenv.node.launching import new_record
 from agentenv.node.owner import Owner
-from agentenv.node.record import SandboxRecord, manifest_layer_ids
-from agentenv.snapshots import parse_reference
+from agentenv.node.record import SandboxRecord
+from agentenv.snapshots import ids_of, parse_reference
 
 # So often a template's guest runs a shell before its snapshot: what it touches is in the image of every clone.
 WARM_UP_RUNS: Final = 3
@@ -88,7 +88,7 @@ class Workshop:
         try:
             yield point.manifest.disk
         finally:
-            self._host.layers.release(*manifest_layer_ids(point.manifest))
+            self._host.layers.release(*ids_of(point.manifest))
 
     async def _boot(self, owner: Owner, image_config: dict[str, Any] | None) -> None:
         host = self._host

@@ -14,8 +14,8 @@ from agentenv.block.wire import ExportFailure, ExportInfo
 from agentenv.errors import StoreUnavailable, TemplateNotFound
 from agentenv.lifecycle import Phase
 from agentenv.model import SandboxView, SnapshotManifest
-from agentenv.node.record import manifest_layer_ids, memory_export_name
-from agentenv.snapshots import CommittedRepository, PlainPublisher, PosixStore, Process, Staging, is_digest
+from agentenv.node.record import memory_export_name
+from agentenv.snapshots import CommittedRepository, PlainPublisher, PosixStore, Process, Staging, ids_of, is_digest
 
 
 async def other_node(world: World, tmp_path: Path) -> CommittedRepository:
@@ -29,7 +29,7 @@ async def other_node(world: World, tmp_path: Path) -> CommittedRepository:
 
 async def test_what_a_snapshot_names_is_content_addressed_and_described(world: World, sandbox: SandboxView) -> None:
     manifest = (await world.node.snapshot(sandbox.sandbox_id, "shot")).manifest
-    ids = manifest_layer_ids(manifest)
+    ids = ids_of(manifest)
     assert all(is_digest(layer_id) for layer_id in ids)
     assert ids == manifest.blobs.keys()
     assert manifest.node_id == "n1"
@@ -148,7 +148,7 @@ async def test_a_collection_between_publication_and_commit_takes_nothing(
 
     monkeypatch.setattr(world.repository, "commit", late)
     manifest = (await world.node.snapshot(sandbox.sandbox_id, None)).manifest
-    assert manifest_layer_ids(manifest) <= world.stored_ids()
+    assert ids_of(manifest) <= world.stored_ids()
     await asyncio.sleep(0)
 
 
