@@ -2,20 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test, in helpers too")]
 
-#[path = "../../store/tests/fake/mod.rs"]
-mod fake;
+mod support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use aenv_storage::{
-    Content, Failed, Fetch, Fetched, Patience, Progress, Publication, Published, Subject, Target, chain, get, publish,
-};
+use aenv_storage::{Content, Failed, Fetch, Fetched, Publication, Published, Subject, Target, chain, get, publish};
 use aenv_store::{Descriptor, Encryption, Source};
-use fake::s3::FakeS3;
+use support::fake::s3::FakeS3;
+use support::{KEY, PART_BYTES, patience, silent};
 
-const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER: &str = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 struct Setup {
@@ -34,15 +30,6 @@ fn setup() -> Setup {
     setup.configure(Some(KEY));
     std::fs::write(setup.path("state"), &setup.content).unwrap();
     setup
-}
-
-fn patience() -> Patience {
-    Patience {
-        pause_first: Duration::from_millis(1),
-        pause_max: Duration::from_millis(4),
-        deadline: Duration::from_millis(60),
-        attempt: Duration::from_secs(10),
-    }
 }
 
 impl Setup {
@@ -65,11 +52,11 @@ impl Setup {
             compress: None,
             encrypt,
             journal_dir: Some(self.path("uploads")),
-            part_bytes: 100_000,
+            part_bytes: PART_BYTES,
             parallel: 2,
             patience: patience(),
         };
-        let published = publish(&publication, &Progress::new(std::io::sink())).unwrap();
+        let published = publish(&publication, &silent()).unwrap();
         let key = format!("states/{}.state", published.digest);
         let source = match target {
             Target::Directory(folder) => Source::File { path: folder.join(key) },
@@ -96,7 +83,7 @@ impl Setup {
             into: self.path("got/state"),
             patience: patience(),
         };
-        get(&fetch, &Progress::new(std::io::sink()))
+        get(&fetch, &silent())
     }
 
     /// Names in the folder that things are fetched into.
