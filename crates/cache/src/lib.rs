@@ -53,9 +53,13 @@ mod stock;
 mod trace;
 
 #[cfg(test)]
+mod background_test;
+#[cfg(test)]
 mod behaviour_test;
 #[cfg(test)]
 mod crash_test;
+#[cfg(test)]
+mod keeping_test;
 #[cfg(test)]
 mod model_test;
 #[cfg(test)]

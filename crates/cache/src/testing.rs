@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use aenv_layers::Blob;
 use bytes::Bytes;
 
 use crate::cache::{BlobSpec, Cache, CacheLimits};
 use crate::error::CacheError;
-use crate::file_ops::FileOps;
+use crate::file_ops::{FileOps, SystemOps};
 use crate::origin::{BlockCheck, Origin, OriginError, OriginErrorKind};
 use crate::sha256::sha256;
+use crate::{CachedBlob, Patience, with_patience};
 
 pub const BLOCK: u64 = 4096;
 
@@ -163,6 +165,62 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     while !condition() {
         assert!(Instant::now() < end, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Of the usual blob, whose last block is a short one.
+pub const BLOCKS: u64 = 200;
+
+/// A cache over one blob of a fake store.
+pub struct Bench {
+    pub folder: tempfile::TempDir,
+    pub cache: Cache,
+    pub store: Arc<FakeStore>,
+    pub blob: Arc<CachedBlob>,
+}
+
+/// A cache with this limit over a blob with the store's content.
+pub fn bench_of(store: Arc<FakeStore>, size_bytes_max: u64) -> Bench {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path(), size_bytes_max, Arc::new(SystemOps), 1);
+    let blob = cache.blob(spec(&store.content), store.clone()).unwrap();
+    Bench {
+        folder,
+        cache,
+        store,
+        blob,
+    }
+}
+
+/// A cache without a tight limit over a blob of [`BLOCKS`] blocks.
+pub fn bench() -> Bench {
+    bench_of(FakeStore::new(content(1, BLOCKS * BLOCK - 100)), 1 << 30)
+}
+
+impl Bench {
+    /// Reads and compares with the store's content.
+    pub fn read(&self, offset: u64, length: u64) -> Result<(), aenv_layers::Error> {
+        let mut buffer = vec![0xcc; length as usize];
+        self.blob.read_exact_at(&mut buffer, offset)?;
+        assert!(
+            buffer == self.store.content[offset as usize..(offset + length) as usize],
+            "wrong bytes at {offset}"
+        );
+        Ok(())
+    }
+
+    /// Reads a little with a deadline.
+    pub fn impatient(&self, time: Duration, offset: u64) -> Result<(), CacheError> {
+        let outcome = with_patience(Patience::lasting(time, None), || self.read(offset, 10));
+        outcome.map_err(cause)
+    }
+}
+
+/// What the cache said, out of what the layers say.
+pub fn cause(error: aenv_layers::Error) -> CacheError {
+    match error {
+        aenv_layers::Error::Remote { source, .. } => *source.downcast::<CacheError>().unwrap(),
+        other => panic!("{other}"),
     }
 }
 
