@@ -175,7 +175,7 @@ class FakeStorage(_Fake):
         """See `StorageService`."""
         self.graces.append(grace_s)
         await self._enter("collect")
-        return GcReport(_GRACE_S if grace_s is None else grace_s, 4, 4 << 20, 1, 1 << 10)
+        return GcReport(_GRACE_S if grace_s is None else grace_s, 4, 4 << 20, 1, 1 << 10, 2)
 
     async def verify(self, report: Report) -> VerifyReport:
         """See `StorageService`."""

@@ -84,6 +84,7 @@ class Gc(Answer, rename="camel"):
     freed_bytes: int
     young_files: int
     young_bytes: int
+    forgotten_layers: int
 
 
 class StoredDamage(Answer):
@@ -167,6 +168,7 @@ def gc(report: model.GcReport) -> Gc:
         freed_bytes=report.freed_bytes,
         young_files=report.young_files,
         young_bytes=report.young_bytes,
+        forgotten_layers=report.forgotten_layers,
     )
 
 

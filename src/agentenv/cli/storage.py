@@ -96,6 +96,8 @@ def gc(ctx: click.Context, grace_s: float | None) -> None:
         print_json(report.raw)
         return
     click.echo(f"removed {report.removed_files} files, {binary_size(report.freed_bytes)}")
+    if report.forgotten_layers:
+        click.echo(f"forgot {report.forgotten_layers} converted layers whose image was never finished")
     if report.young_files:
         click.echo(
             f"left {report.young_files} files, {binary_size(report.young_bytes)}, "

@@ -75,6 +75,8 @@ class GcReport:
     freed_bytes: int
     young_files: int
     young_bytes: int
+    # Converted layers that are not kept any longer, because the image that they were made for never came to be.
+    forgotten_layers: int
     raw: Json = field(repr=False)
 
     @classmethod
@@ -87,6 +89,7 @@ class GcReport:
             freed_bytes=integer(data, "freedBytes"),
             young_files=integer(data, "youngFiles", 0),
             young_bytes=integer(data, "youngBytes", 0),
+            forgotten_layers=integer(data, "forgottenLayers", 0),
             raw=data,
         )
 

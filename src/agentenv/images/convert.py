@@ -45,8 +45,8 @@ class ConvertedLayer:
 class ConvertedLayers(Protocol):
     """What is converted already, by chain key; the repository's part of this.
 
-    Whatever `get` and `put` return must stay until the caller of `convert` has named it in a record of its own, or an
-    hour has passed.
+    Whatever `get` and `put` return must stay until the caller of `convert` has named it in a record of its own, or
+    longer than any conversion takes.
     """
 
     async def get(self, chain_key: str) -> ConvertedLayer | None: ...

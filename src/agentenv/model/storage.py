@@ -51,6 +51,8 @@ class GcReport:
     freed_bytes: int
     young_files: int = 0
     young_bytes: int = 0
+    # Converted layers of images that never came to be, which are not kept for them any longer.
+    forgotten_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

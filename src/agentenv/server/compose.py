@@ -62,6 +62,8 @@ class Composition:
     proxy: ProxyDaemon
     repository: Opened
     stores: StoresFile
+    converted: ConvertedLayers
+    image_records: ImageRecords
 
 
 def cache_dir() -> Path:
@@ -129,7 +131,9 @@ async def compose(config: Config) -> Composition:
     settings = NodeSettings(
         config.sandbox.fork_count_max, config.pool.warm_per_template, report.explain(), config.snapshot.refresh_s
     )
-    return Composition(config, host, Node(host, settings), blockd, proxy, opened, stores)
+    converted = ConvertedLayers(opened.store, opened.repository)
+    image_records = ImageRecords(opened.store, converted)
+    return Composition(config, host, Node(host, settings), blockd, proxy, opened, stores, converted, image_records)
 
 
 def make_images(composition: Composition, builder: Builder) -> Images:
@@ -137,14 +141,13 @@ def make_images(composition: Composition, builder: Builder) -> Images:
     config, host, opened = composition.config, composition.host, composition.repository
     staging = config.server.state_dir / "staging" / "images"
     program = ImageProgram(config.server.bin_dir / "aenv-image")
-    converted = ConvertedLayers(opened.store, opened.repository)
-    local_layers = RepositoryLayers(converted, opened.repository.path, host.block.compact)
+    local_layers = RepositoryLayers(composition.converted, opened.repository.path, host.block.compact)
     client = RegistryClient(registry_settings(config))
     return Images(
         composition.node,
         host.layers,
         builder,
-        ImageRecords(opened.store, converted),
+        composition.image_records,
         local_layers,
         Converter(local_layers, program, staging),
         program,

@@ -16,12 +16,13 @@ import msgspec
 from agentenv.model import ImageInfo
 from agentenv.snapshots import Store
 from agentenv.snapshots.blobs import IMAGES, id_of
-from agentenv.snapshots.converted import ConvertedLayers
+from agentenv.snapshots.converted import LOOKED_UP_S, ConvertedLayers
 from agentenv.snapshots.index import gathered
+from agentenv.snapshots.names import store_now
 from agentenv.snapshots.stores.interface import Entry, ObjectNotFound
 
-# A layer whose image is still being converted has no image yet.
-UNCLAIMED_S: Final = 6 * 3600.0
+# A layer whose image is still being converted has no image yet. While its hold lasts, on whichever node, it may get one.
+UNCLAIMED_S: Final = LOOKED_UP_S
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -63,14 +64,26 @@ class ImageRecords:
                 await self._layers.remove(chain_key)
         return len(gone)
 
-    async def tidy(self) -> None:
-        """Remove the objects of layers whose image never came to be: of conversions that failed."""
+    async def tidy(self) -> int:
+        """Remove the objects of layers whose image never came to be, older than `UNCLAIMED_S`; returns how many.
+
+        They are of conversions that failed. One that has just looked such a layer up, here or on another node, goes on
+        undisturbed: the blob is held, only that it need not be converted again is forgotten. Raises `StoreUnavailable`.
+        """
         entries = {id_of(entry.key): entry.modified_s for entry in await self._store.list(IMAGES)}
-        newest_s = max(entries.values(), default=0.0)
+        if not entries:
+            return 0
+        now_s = await store_now(self._store)
+        layers = await self._layers.all()
+        # An image that appears after this keeps its layers by itself.
         needed = {layer for image in await self.all() for layer in image.layers}
-        for chain_key, found in (await self._layers.all()).items():
-            if found.blob.digest not in needed and newest_s - entries.get(chain_key, newest_s) > UNCLAIMED_S:
+        removed = 0
+        for chain_key, found in layers.items():
+            is_old = now_s - entries.get(chain_key, now_s) > UNCLAIMED_S
+            if is_old and found.blob.digest not in needed:
                 await self._layers.remove(chain_key)
+                removed += 1
+        return removed
 
     async def _read(self, key: str) -> ImageInfo | None:
         try:

@@ -50,7 +50,7 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
         settings = ApiSettings.from_config(config)
         builder = _builder(composition)
         images = make_images(composition, builder)
-        storage = Storage(composition)
+        storage = Storage(config, composition.host, node, composition.image_records)
         public = create_app(node, keys, settings, builder=builder, images=images, storage=storage)
         internal = create_internal_app(node)
         run = config.run_dir

@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+from agentenv.config import Config
 from agentenv.errors import Conflict
 from agentenv.model import GcReport, Report, StorageReport, TierUsage, VerifyReport
-from agentenv.server.compose import Composition
+from agentenv.node.host import Host
+from agentenv.node.node import Node
+from agentenv.server.image_records import ImageRecords
 
 
 class Storage:
     """See `api.storage.StorageService`. One event loop."""
 
-    def __init__(self, composition: Composition) -> None:
-        self._composition = composition
+    def __init__(self, config: Config, host: Host, node: Node, images: ImageRecords) -> None:
+        self._config = config
+        self._host = host
+        self._node = node
+        self._images = images
         self._checking = asyncio.Lock()
 
     async def usage(self) -> StorageReport:
         """See `StorageService.usage`."""
-        config, layers = self._composition.config, self._composition.host.layers
-        needed = self._composition.node.needed_layers()
+        config, layers = self._config, self._host.layers
+        needed = self._node.needed_layers()
         staging = await asyncio.to_thread(layers.staging.usage, needed)
         repository = await layers.repository.usage()
         return StorageReport(
@@ -34,22 +40,27 @@ class Storage:
 
     async def collect(self, grace_s: float | None) -> GcReport:
         """See `StorageService.collect`."""
-        layers = self._composition.host.layers
-        files, freed_bytes = await self._composition.node.collect_staging()
+        layers = self._host.layers
+        files, freed_bytes = await self._node.collect_staging()
+        # First, so that what only these conversions named goes in the same sweep.
+        forgotten = await self._images.tidy()
         report = await layers.repository.sweep(layers.grace_s if grace_s is None else grace_s)
         return dataclasses.replace(
-            report, removed_files=report.removed_files + files, freed_bytes=report.freed_bytes + freed_bytes
+            report,
+            removed_files=report.removed_files + files,
+            freed_bytes=report.freed_bytes + freed_bytes,
+            forgotten_layers=forgotten,
         )
 
     async def verify(self, report: Report) -> VerifyReport:
         """See `StorageService.verify`."""
         async with self._one_at_a_time():
-            return await self._composition.host.layers.repository.verify(report)
+            return await self._host.layers.repository.verify(report)
 
     async def repair(self, report: Report) -> VerifyReport:
         """See `StorageService.repair`."""
         async with self._one_at_a_time():
-            return await self._composition.host.layers.repository.repair(report)
+            return await self._host.layers.repository.repair(report)
 
     def _one_at_a_time(self) -> asyncio.Lock:
         if self._checking.locked():
@@ -57,7 +68,7 @@ class Storage:
         return self._checking
 
     async def _cache(self) -> TierUsage:
-        config, state = self._composition.config, await self._composition.host.block.cache()
+        config, state = self._config, await self._host.block.cache()
         counters = {
             "hits": state.hits,
             "misses": state.misses,

@@ -22,8 +22,9 @@ from agentenv.snapshots.committed import CommittedRepository
 from agentenv.snapshots.index import gathered
 from agentenv.snapshots.stores.interface import ObjectNotFound, Store
 
-# How long a layer that was looked up stays although nothing names it yet: a conversion and a capture take less.
-LOOKED_UP_S: Final = 3_600.0
+# How long a layer that was looked up stays although no image names it yet. A request that converts has 6 hours
+# (`api.images`), and its first layer must be there still when its last one is.
+LOOKED_UP_S: Final = 7 * 3_600.0
 
 
 @dataclass(frozen=True, slots=True)

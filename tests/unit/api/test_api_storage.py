@@ -39,7 +39,8 @@ async def test_garbage_is_collected_with_the_asked_grace(client: Client, storage
     answer = await client.post("/aenv/storage/gc", json={"graceS": 0})
     assert answer.status_code == 200
     assert answer.json() == {
-        "graceS": 0.0, "removedFiles": 4, "freedBytes": 4 << 20, "youngFiles": 1, "youngBytes": 1024
+        "graceS": 0.0, "removedFiles": 4, "freedBytes": 4 << 20, "youngFiles": 1, "youngBytes": 1024,
+        "forgottenLayers": 2,
     }  # fmt: skip
     assert (await client.post("/aenv/storage/gc")).json()["graceS"] == 3600.0
     assert storage.graces == [0, None]

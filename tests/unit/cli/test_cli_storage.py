@@ -273,7 +273,8 @@ def test_gc_takes_a_grace(live, cli, on_terminal):
     code, text = on_terminal("storage", "gc")
     assert (code, text) == (
         0,
-        "removed 4 files, 4 MiB\nleft 1 files, 1 KiB, that are younger than 1 h\n",
+        "removed 4 files, 4 MiB\nforgot 2 converted layers whose image was never finished\n"
+        "left 1 files, 1 KiB, that are younger than 1 h\n",
     )
     assert live.storage.graces == [0, None]
 
