@@ -1,7 +1,9 @@
-//! What several tests need: bytes in memory as a blob, with damage on demand.
+//! What several tests need: bytes in memory as a blob, with damage on demand; ZFiles and changes of them.
 
 // Not every test uses all of it.
 #![allow(dead_code)]
+
+pub mod zfile;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
