@@ -6,24 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from tests.unit.snapshots.repository_world import FakeDigester, Node, content_ids, described, make_store
+from tests.unit.snapshots.repository_world import FakeDigester, Node, content_ids, described
 
 from agentenv.model import Damage, Progress, SnapshotKind
 from agentenv.snapshots import CommittedRepository, ConvertedLayers, MemoryStore, PlainPublisher, Process, Store, ids_of
 from agentenv.snapshots.blobs import layer_key, manifest_key, state_key
-
-
-@pytest.fixture(params=["memory", "posix"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return make_store(request.param, tmp_path)
-
-
-@pytest.fixture
-async def node(store: Store, tmp_path: Path) -> Node:
-    made = Node("node-a", store, tmp_path / "a")
-    await made.repository.load()
-    return made
 
 
 def ignored(_: Progress) -> None:
