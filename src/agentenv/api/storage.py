@@ -27,7 +27,10 @@ class StorageService(Protocol):
     """
 
     async def usage(self) -> StorageReport:
-        """Sizes of the three tiers. Lists the repository, so it takes seconds for a large one."""
+        """Sizes of the three tiers. Lists the repository, so it takes seconds for a large one.
+
+        While its store is out the repository is told as unavailable, after the store's patience.
+        """
 
     async def collect(self, grace_s: float | None) -> GcReport:
         """Remove garbage of staging and repository older than `grace_s` (None: the configured grace)."""

@@ -47,16 +47,17 @@ class ExportRequest(Request):
 
 
 class Tier(Answer, rename="camel"):
-    """One of the three tiers; see `model.TierUsage`."""
+    """One of the three tiers; see `model.TierUsage`. Where `unavailable` says why, only the location is known."""
 
     location: str
-    size_bytes: int
-    files: int
-    shared_bytes: int
-    garbage_bytes: int
+    size_bytes: int | None
+    files: int | None
+    shared_bytes: int | None
+    garbage_bytes: int | None
     size_bytes_max: int | None
     free_bytes: int | None
     counters: dict[str, int]
+    unavailable: str | None
 
 
 class Storage(Answer):
@@ -147,7 +148,19 @@ def storage(report: model.StorageReport) -> Storage:
     )
 
 
-def _tier(usage: model.TierUsage) -> Tier:
+def _tier(usage: model.TierUsage | model.TierUnavailable) -> Tier:
+    if isinstance(usage, model.TierUnavailable):
+        return Tier(
+            location=usage.location,
+            size_bytes=None,
+            files=None,
+            shared_bytes=None,
+            garbage_bytes=None,
+            size_bytes_max=None,
+            free_bytes=None,
+            counters={},
+            unavailable=usage.reason,
+        )
     return Tier(
         location=usage.location,
         size_bytes=usage.size_bytes,
@@ -157,6 +170,7 @@ def _tier(usage: model.TierUsage) -> Tier:
         size_bytes_max=usage.size_bytes_max,
         free_bytes=usage.free_bytes,
         counters=dict(usage.counters),
+        unavailable=None,
     )
 
 

@@ -49,19 +49,26 @@ def _show(settings: Settings) -> None:
     columns = ("TIER", "SIZE", "LIMIT", "FREE", "FILES", "SHARED", "GARBAGE", "LOCATION")
     print_table(columns, [_row(tier) for tier in report.tiers])
     click.echo(_summary(report))
+    for tier in report.tiers:
+        if tier.unavailable is not None:
+            click.echo(printable(f"the {tier.name} is unavailable: {tier.unavailable}"))
 
 
 def _row(tier: TierUsage) -> tuple[str, ...]:
     return (
         tier.name,
-        binary_size(tier.size_bytes),
-        "-" if tier.size_bytes_max is None else binary_size(tier.size_bytes_max),
-        "-" if tier.free_bytes is None else binary_size(tier.free_bytes),
-        str(tier.files),
-        binary_size(tier.shared_bytes),
-        binary_size(tier.garbage_bytes),
+        _size(tier.size_bytes),
+        _size(tier.size_bytes_max),
+        _size(tier.free_bytes),
+        "-" if tier.files is None else str(tier.files),
+        _size(tier.shared_bytes),
+        _size(tier.garbage_bytes),
         tier.location,
     )
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else binary_size(size_bytes)
 
 
 def _summary(report: StorageReport) -> str:

@@ -11,6 +11,7 @@ from agentenv.client.progress import Progress, events, result_of
 from agentenv.client.values import Json, as_list, as_object, integer, text
 
 TIERS: Final = ("staging", "repository", "cache")
+_SIZES: Final = ("size_bytes", "files", "shared_bytes", "garbage_bytes", "size_bytes_max", "free_bytes")
 # A collection lists everything that is stored.
 GC_S_MAX: Final = 3700.0
 USAGE_S_MAX: Final = 600.0
@@ -18,23 +19,30 @@ USAGE_S_MAX: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """One of the three tiers. `size_bytes_max` is its bound and `free_bytes` what is left, where there is one."""
+    """One of the three tiers. `size_bytes_max` is its bound and `free_bytes` what is left, where there is one.
+
+    The repository of a server that cannot reach its store has None for every size, and the reason in `unavailable`.
+    """
 
     name: str
     location: str
-    size_bytes: int
-    files: int
-    shared_bytes: int
-    garbage_bytes: int
+    size_bytes: int | None
+    files: int | None
+    shared_bytes: int | None
+    garbage_bytes: int | None
     size_bytes_max: int | None
     free_bytes: int | None
     counters: Mapping[str, int]
+    unavailable: str | None = None
 
     @classmethod
     def of(cls, name: str, value: Any) -> TierUsage:
         """Raises `ProtocolError`."""
         data = as_object(value, name)
         counters = as_object(data.get("counters", {}), "counters")
+        if data.get("unavailable") is not None:
+            nothing = dict.fromkeys(_SIZES)
+            return cls(name, text(data, "location"), **nothing, counters={}, unavailable=text(data, "unavailable"))
         return cls(
             name=name,
             location=text(data, "location"),

@@ -36,7 +36,7 @@ from agentenv.model.snapshot import (
     SnapshotKind,
     SnapshotManifest,
 )
-from agentenv.model.storage import Damage, GcReport, StorageReport, TierUsage, VerifyReport
+from agentenv.model.storage import Damage, GcReport, StorageReport, TierUnavailable, TierUsage, VerifyReport
 
 __all__ = [
     "DEFAULT_USER",
@@ -63,6 +63,7 @@ __all__ = [
     "SnapshotKind",
     "SnapshotManifest",
     "StorageReport",
+    "TierUnavailable",
     "TierUsage",
     "Tombstone",
     "VerifyReport",

@@ -28,6 +28,15 @@ class TierUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class TierUnavailable:
+    """A tier that could not be asked: its store is out of reach."""
+
+    location: str
+    # What the store's error says.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StorageReport:
     """The three tiers of one node."""
 
@@ -35,10 +44,10 @@ class StorageReport:
     backend: str
     # Whether what is published now is encrypted at rest.
     encrypted: bool
-    # Committed snapshots and templates.
+    # Committed snapshots and templates, as far as this node knows them.
     snapshots: int
     staging: TierUsage
-    repository: TierUsage
+    repository: TierUsage | TierUnavailable
     cache: TierUsage
 
 

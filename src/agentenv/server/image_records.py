@@ -21,7 +21,7 @@ from agentenv.snapshots.index import gathered
 from agentenv.snapshots.names import store_now
 from agentenv.snapshots.stores.interface import Entry, ObjectNotFound
 
-# A layer whose image is still being converted has no image yet. While its hold lasts, on whichever node, it may get one.
+# A layer whose image is still being converted has no image yet. While it is held, on whichever node, it may get one.
 UNCLAIMED_S: Final = LOOKED_UP_S
 
 

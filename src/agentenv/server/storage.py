@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 
 from agentenv.config import Config
-from agentenv.errors import Conflict
-from agentenv.model import GcReport, Report, StorageReport, TierUsage, VerifyReport
+from agentenv.errors import Conflict, StoreUnavailable
+from agentenv.model import GcReport, Report, StorageReport, TierUnavailable, TierUsage, VerifyReport
 from agentenv.node.host import Host
 from agentenv.node.node import Node
 from agentenv.server.image_records import ImageRecords
@@ -28,15 +28,21 @@ class Storage:
         config, layers = self._config, self._host.layers
         needed = self._node.needed_layers()
         staging = await asyncio.to_thread(layers.staging.usage, needed)
-        repository = await layers.repository.usage()
         return StorageReport(
             backend=config.snapshot.backend,
             encrypted=config.snapshot.encryption_key_file is not None,
             snapshots=len(layers.repository.all()),
             staging=staging,
-            repository=repository,
+            repository=await self._repository(),
             cache=await self._cache(),
         )
+
+    async def _repository(self) -> TierUsage | TierUnavailable:
+        repository = self._host.layers.repository
+        try:
+            return await repository.usage()
+        except StoreUnavailable as error:
+            return TierUnavailable(repository.location, str(error))
 
     async def collect(self, grace_s: float | None) -> GcReport:
         """See `StorageService.collect`."""

@@ -128,6 +128,11 @@ class CommittedRepository:
         """Who commits here."""
         return self._process.node_id
 
+    @property
+    def location(self) -> str:
+        """Where the repository is, for people."""
+        return self._location
+
     async def load(self, node_id: str | None = None) -> list[SnapshotManifest]:
         """Read everything; returns all snapshots, or those that `node_id` committed (and version 1's, which has none).
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import httpx
 import pytest
 
 from agentenv.api.fake import FakeStorage
-from agentenv.errors import Conflict
-from agentenv.model import Damage
+from agentenv.errors import Conflict, StoreUnavailable
+from agentenv.model import Damage, TierUnavailable
 
 Client = httpx.AsyncClient
 DAMAGES = [
@@ -30,9 +31,31 @@ async def test_the_three_tiers_are_shown(client: Client) -> None:
         "sizeBytesMax": None,
         "freeBytes": 7 << 30,
         "counters": {},
+        "unavailable": None,
     }
     assert shown["repository"]["freeBytes"] is None
     assert shown["cache"]["counters"]["hits"] == 90
+
+
+async def test_a_repository_out_of_reach_leaves_the_other_tiers(client: Client, storage: FakeStorage) -> None:
+    out = TierUnavailable("s3://bucket/aenv", "the store does not answer")
+    storage.report = dataclasses.replace(storage.report, repository=out)
+    answer = await client.get("/aenv/storage")
+    assert answer.status_code == 200
+    shown = answer.json()
+    assert shown["repository"] == {
+        "location": "s3://bucket/aenv",
+        **dict.fromkeys(("sizeBytes", "files", "sharedBytes", "garbageBytes", "sizeBytesMax", "freeBytes")),
+        "counters": {},
+        "unavailable": "the store does not answer",
+    }
+    assert (shown["staging"]["sizeBytes"], shown["cache"]["counters"]["hits"]) == (5 << 20, 90)
+
+
+@pytest.mark.parametrize("verb", ["gc", "verify", "repair"])
+async def test_what_needs_the_store_is_503_without_it(client: Client, storage: FakeStorage, verb: str) -> None:
+    storage.fail_next("collect" if verb == "gc" else verb, StoreUnavailable("the store does not answer"))
+    assert (await client.post(f"/aenv/storage/{verb}")).status_code == 503
 
 
 async def test_garbage_is_collected_with_the_asked_grace(client: Client, storage: FakeStorage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -14,8 +15,8 @@ import time
 import pytest
 from live_api import API_KEY, LiveApi
 
-from agentenv.errors import ImageError, NotFound, StorageFull
-from agentenv.model import Damage, Dockerfile, ExportOptions, ImageReference, Progress, Resources
+from agentenv.errors import ImageError, NotFound, StorageFull, StoreUnavailable
+from agentenv.model import Damage, Dockerfile, ExportOptions, ImageReference, Progress, Resources, TierUnavailable
 
 WAIT_S = 20
 
@@ -266,6 +267,20 @@ def test_storage_shows_the_three_tiers(live, cli, on_terminal):
     assert [line.split()[0] for line in lines[2:5]] == ["staging", "repository", "cache"]
     assert lines[3].split()[-1] == "s3://bucket/aenv"
     assert lines[-1] == "3 snapshots in oss, not encrypted at rest, 90 % of reads of remote blocks met the cache"
+
+
+def test_a_repository_out_of_reach_is_told_beside_the_other_tiers(live, cli, on_terminal):
+    out = TierUnavailable("s3://bucket/aenv", "the store\x1b does not answer")
+    live.storage.report = dataclasses.replace(live.storage.report, repository=out)
+    assert json.loads(cli("storage").stdout)["repository"]["unavailable"] == out.reason
+    code, text = on_terminal("storage")
+    assert code == 0
+    lines = text.rstrip("\n").split("\n")
+    assert lines[3].split() == ["repository", *"------", "s3://bucket/aenv"]
+    assert lines[2].split()[:3] == ["staging", "5", "MiB"]
+    assert lines[-1] == "the repository is unavailable: the store\\x1b does not answer"
+    live.storage.fail_next("collect", StoreUnavailable("out"))
+    assert cli("storage", "gc").exit_code != 0
 
 
 def test_gc_takes_a_grace(live, cli, on_terminal):

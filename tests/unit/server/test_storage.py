@@ -11,10 +11,12 @@ import pytest
 from tests.unit.node.conftest import World
 
 from agentenv.config import load
-from agentenv.model import ImageInfo
+from agentenv.errors import StoreUnavailable
+from agentenv.model import ImageInfo, TierUnavailable, TierUsage
 from agentenv.server.image_records import UNCLAIMED_S, ImageRecords
 from agentenv.server.storage import Storage
 from agentenv.snapshots import CommittedRepository, ConvertedLayers, LinkPublisher, PosixStore, Process, new_local_id
+from agentenv.snapshots.stores.interface import Entry
 
 FAILED, FINISHED = "a" * 64, "b" * 64
 
@@ -95,3 +97,23 @@ async def test_a_conversion_of_another_node_keeps_the_old_layer_that_it_found(
     await ImageRecords(store, there).remember(ImageInfo(("r",), f"sha256:{1:064x}", (layer,), 10, 64, 1.0))
     await world.storage.collect(0.0)
     assert world.layers() == {layer}
+
+
+async def test_the_tiers_of_this_node_are_shown_while_the_store_is_out(
+    world: StorageWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.template()
+    whole = await world.storage.usage()
+    assert isinstance(whole.repository, TierUsage)
+
+    async def out(self: PosixStore, folder: str) -> list[Entry]:
+        raise StoreUnavailable("the store does not answer")
+
+    monkeypatch.setattr(PosixStore, "list", out)
+    shown = await world.storage.usage()
+    assert shown.repository == TierUnavailable(whole.repository.location, "the store does not answer")
+    assert (shown.staging.location, shown.cache) == (whole.staging.location, whole.cache)
+    assert shown.snapshots == whole.snapshots == 1
+    for ask in (world.storage.collect(None), world.storage.verify(print), world.storage.repair(print)):
+        with pytest.raises(StoreUnavailable):
+            await ask
