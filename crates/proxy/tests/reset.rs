@@ -286,3 +286,10 @@ async fn a_guest_that_breaks_off_resets_the_client() {
     let end = ending(&mut client).await;
     assert!(is_reset(&end), "{end:?}");
 }
+
+#[tokio::test]
+async fn control_refuses_what_it_does_not_know() {
+    let world = World::new().await;
+    assert_eq!(world.control("POST", "/withdraw", "{}").await["code"], 400);
+    assert_eq!(world.control("GET", "/withdraw", "").await["code"], 404);
+}

@@ -1,4 +1,4 @@
-//! Where requests go, what they look like when they arrive, and every answer that the proxy makes itself.
+//! Where requests go, what they look like when they arrive, and what it takes to be let through.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use support::{ID, World, get_request, header, ok, read_reply, read_request, soon};
+use support::{ID, World, get_request, header, ok, read_reply, read_request, with_echo};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
@@ -23,15 +23,6 @@ fn start_api(world: &World) {
             });
         }
     });
-}
-
-async fn with_echo() -> World {
-    let world = World::new().await;
-    let guest = support::echo_guest().await;
-    for port in [80, 8080, 49983] {
-        world.answers.set(ID, port, support::target(guest, 1));
-    }
-    world
 }
 
 #[tokio::test]
@@ -154,79 +145,6 @@ async fn refusals_pass_as_given_and_are_not_cached() {
     assert_eq!(world.get(ID, 80, "/").await.status(), 200);
 }
 
-async fn closed_port() -> std::net::SocketAddr {
-    tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap()
-}
-
-#[tokio::test]
-async fn a_closed_port_has_its_exact_body() {
-    let world = World::new().await;
-    world.answers.set(ID, 8080, support::target(closed_port().await, 1));
-    let reply = world.get(ID, 8080, "/").await;
-    let body = format!(
-        r#"{{"sandboxId":"{ID}","message":"The sandbox is running but port is not open","port":8080,"code":502}}"#
-    );
-    assert_eq!((reply.status(), reply.body), (502, body));
-    let reply = world.get(ID, 8080, "/").await;
-    assert_eq!(reply.header("access-control-allow-origin"), Some("*"));
-    assert_eq!(reply.header("content-type"), Some("application/json; charset=utf-8"));
-}
-
-#[tokio::test]
-async fn a_browser_gets_a_page() {
-    let world = World::new().await;
-    world.answers.set(ID, 8080, support::target(closed_port().await, 1));
-    for port in [8080, 81] {
-        let request = get_request(ID, port, "/").replace("\r\n\r\n", "\r\nAccept: text/html,*/*;q=0.8\r\n\r\n");
-        let reply = world.ask(&request).await;
-        assert_eq!(
-            (reply.status(), reply.header("content-type")),
-            (502, Some("text/html; charset=utf-8"))
-        );
-        assert!(
-            reply.body.starts_with("<!doctype html>") && reply.body.contains("<p>The sandbox "),
-            "{reply:?}"
-        );
-    }
-}
-
-/// TCP to the broadcast address fails at once in every kernel, as a route that is gone does.
-#[tokio::test]
-async fn an_unreachable_guest_is_asked_for_once_more() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target("255.255.255.255:80".parse().unwrap(), 1));
-    let reply = world.get(ID, 80, "/").await;
-    assert_eq!(reply.status(), 502);
-    assert!(reply.body.contains("port is not open"), "{reply:?}");
-    assert_eq!(world.answers.asked(), 2);
-    // The cached answer leads nowhere; the fresh one is a refusal.
-    world.answers.bodies.lock().unwrap().clear();
-    assert!(world.get(ID, 80, "/").await.body.contains("was not found"));
-}
-
-#[tokio::test]
-async fn a_guest_that_hangs_up_without_an_answer_is_502() {
-    let world = World::new().await;
-    let guest = support::guest(|mut stream| async move {
-        read_request(&mut stream).await;
-    })
-    .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let reply = world.get(ID, 80, "/").await;
-    let message = "The sandbox closed the connection before it answered";
-    assert_eq!(reply.status(), 502);
-    assert_eq!(
-        reply.body,
-        format!(r#"{{"sandboxId":"{ID}","message":"{message}","port":80,"code":502}}"#)
-    );
-}
-
 #[tokio::test]
 async fn the_traffic_token_is_demanded_and_kept_from_the_guest() {
     let world = World::new().await;
@@ -291,151 +209,4 @@ async fn the_host_is_masked_where_the_answer_says_so() {
         header(&world.get(ID, 8080, "/").await.body, "host"),
         Some("localhost:8080")
     );
-}
-
-#[tokio::test]
-async fn internal_routes_of_the_daemon_do_not_exist() {
-    let world = with_echo().await;
-    for path in [
-        "/init",
-        "//init/",
-        "/%69nit",
-        "/x/..%2ffreeze",
-        "/fsthaw?x",
-        "/Upgrade;a",
-    ] {
-        let reply = world.get(ID, 49983, path).await;
-        assert_eq!(
-            (reply.status(), reply.body.as_str()),
-            (404, r#"{"code":404,"message":"no such route"}"#),
-            "{path}"
-        );
-    }
-    let by_path = format!("POST /proxy/{ID}/49983//init HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n");
-    assert_eq!(world.ask(&by_path).await.status(), 404);
-    assert_eq!(world.get(ID, 80, "/init").await.status(), 200);
-}
-
-#[tokio::test]
-async fn malformed_routes_are_400_and_name_the_culprit() {
-    let world = with_echo().await;
-    let cases = [
-        ("E2b-Sandbox-Id: a b", "e2b-sandbox-id"),
-        ("E2b-Sandbox-Id: ../x", "e2b-sandbox-id"),
-        ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Id: y", "e2b-sandbox-id"),
-        ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 0", "e2b-sandbox-port"),
-        ("E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 80x", "e2b-sandbox-port"),
-        (
-            "E2b-Sandbox-Id: x\r\nE2b-Sandbox-Port: 80\r\nE2b-Sandbox-Port: 81",
-            "e2b-sandbox-port",
-        ),
-        ("Host: other", "host"),
-    ];
-    for (lines, culprit) in cases {
-        let reply = world
-            .ask(&format!("GET / HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n\r\n"))
-            .await;
-        let body: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
-        assert_eq!(
-            (reply.status(), &body["code"]),
-            (400, &serde_json::json!(400)),
-            "{lines}"
-        );
-        assert!(body["message"].as_str().unwrap().contains(culprit), "{lines}: {body}");
-    }
-    assert_eq!(world.ask("GET / HTTP/1.1\r\n\r\n").await.status(), 400);
-    assert_eq!(
-        world
-            .ask(&format!("GET / HTTP/1.1\r\nHost: 70000-{ID}.box.dev\r\n\r\n"))
-            .await
-            .status(),
-        400
-    );
-}
-
-#[tokio::test]
-async fn huge_heads_are_431_and_garbage_is_400() {
-    let world = with_echo().await;
-    let huge = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\nX-Big: {}\r\n\r\n", "a".repeat(70_000)));
-    assert_eq!(world.ask(&huge).await.status(), 431);
-    let many = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{}\r\n", "X-Many: 1\r\n".repeat(200)));
-    assert_eq!(world.ask(&many).await.status(), 431);
-    assert_eq!(world.ask("NOT HTTP\r\n\r\n").await.status(), 400);
-    let both = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab";
-    assert_eq!(world.ask(both).await.status(), 400);
-}
-
-#[tokio::test]
-async fn half_a_request_costs_nothing() {
-    let world = with_echo().await;
-    for half in ["", "GET", "GET / HTTP/1.1\r\nHost: h"] {
-        let mut client = world.connect().await;
-        client.write_all(half.as_bytes()).await.unwrap();
-        client.shutdown().await.unwrap();
-        let _ = support::ending(&mut client).await;
-    }
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 0 }).await;
-    assert_eq!(world.get(ID, 80, "/").await.status(), 200);
-}
-
-#[tokio::test]
-async fn the_connection_after_the_last_is_503() {
-    let world = World::with(&["--connections-max", "2"]).await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::echo_guest().await, 1));
-    let first = world.connect().await;
-    let _second = world.connect().await;
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 2 }).await;
-    let mut third = world.connect().await;
-    let reply = read_reply(&mut third).await;
-    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
-    drop(first);
-    support::until(|| async { world.control("GET", "/health", "").await["connections"] == 1 }).await;
-    assert_eq!(world.get(ID, 80, "/").await.status(), 200);
-}
-
-#[tokio::test]
-async fn control_refuses_what_it_does_not_know() {
-    let world = World::new().await;
-    assert_eq!(world.control("POST", "/withdraw", "{}").await["code"], 400);
-    assert_eq!(world.control("GET", "/withdraw", "").await["code"], 404);
-}
-
-#[tokio::test]
-async fn shutdown_lets_an_answer_end_and_removes_the_socket() {
-    let mut world = World::new().await;
-    let gate = Arc::new(Semaphore::new(0));
-    let guest = {
-        let gate = Arc::clone(&gate);
-        support::guest(move |mut stream| {
-            let gate = Arc::clone(&gate);
-            async move {
-                read_request(&mut stream).await.unwrap();
-                gate.acquire().await.unwrap().forget();
-                stream.write_all(ok("late").as_bytes()).await.unwrap();
-            }
-        })
-        .await
-    };
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let idle = world.connect().await;
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
-    support::until(|| async { world.answers.asked() == 1 }).await;
-    world.control("POST", "/shutdown", "").await;
-    support::until(|| async { tokio::net::TcpStream::connect(world.address).await.is_err() }).await;
-    gate.add_permits(1);
-    assert_eq!(read_reply(&mut client).await.body, "late");
-    let status = soon(async {
-        loop {
-            if let Some(status) = world.proxy.try_wait().unwrap() {
-                break status;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-    assert!(status.success() && !world.path("proxy.sock").exists());
-    drop(idle);
 }

@@ -162,6 +162,13 @@ pub fn get_request(id: &str, port: u16, path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n")
 }
 
+/// A POST with this header line or several, without its body.
+pub fn post(extra: &str) -> String {
+    get_request(ID, 80, "/")
+        .replace("GET", "POST")
+        .replace("\r\n\r\n", &format!("\r\n{extra}\r\n\r\n"))
+}
+
 async fn wait_for_listener(socket: &Path) -> SocketAddr {
     soon(async {
         loop {
@@ -239,6 +246,16 @@ pub async fn echo_guest() -> SocketAddr {
         }
     })
     .await
+}
+
+/// Some ports of the sandbox that echo.
+pub async fn with_echo() -> World {
+    let world = World::new().await;
+    let guest = echo_guest().await;
+    for port in [80, 8080, 49983] {
+        world.answers.set(ID, port, target(guest, 1));
+    }
+    world
 }
 
 /// A guest that sends one chunk and then keeps the stream open; it drops the stream when it is reset.
