@@ -7,16 +7,13 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{ID, World, get_request, ok, post, read_head, read_reply, read_request, soon, with_echo};
+use support::{ID, World, get_request, ok, post, read_head, read_reply, read_request, soon, with_echo, with_lines};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc};
 
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::echo_guest().await, 1));
+    let world = World::leading_to(support::echo_guest().await).await;
     let mut client = world.connect().await;
     let requests: String = (0..20)
         .map(|number| get_request(ID, 80, &format!("/{number}")))
@@ -33,16 +30,13 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 /// A guest that answers once per connection, then closes it without having said so, and tells that it did.
-async fn closing_guest(told: mpsc::UnboundedSender<()>) -> std::net::SocketAddr {
-    support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            if read_request(&mut stream).await.is_some() {
-                stream.write_all(ok("x").as_bytes()).await.unwrap();
-            }
-            drop(stream);
-            let _ = told.send(());
+async fn closing_guest() -> (std::net::SocketAddr, mpsc::UnboundedReceiver<()>) {
+    support::telling_guest(|mut stream, told| async move {
+        if read_request(&mut stream).await.is_some() {
+            stream.write_all(ok("x").as_bytes()).await.unwrap();
         }
+        drop(stream);
+        let _ = told.send(());
     })
     .await
 }
@@ -50,9 +44,8 @@ async fn closing_guest(told: mpsc::UnboundedSender<()>) -> std::net::SocketAddr 
 /// Whether the guest closes before or while the next request is sent is left to chance, 300 times.
 #[tokio::test]
 async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
-    let world = World::new().await;
-    let (told, mut closed) = mpsc::unbounded_channel();
-    world.answers.set(ID, 80, support::target(closing_guest(told).await, 1));
+    let (guest, mut closed) = closing_guest().await;
+    let world = World::leading_to(guest).await;
     let mut client = world.connect().await;
     for round in 0..300 {
         client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
@@ -65,9 +58,8 @@ async fn a_connection_closed_just_before_its_reuse_fails_no_request() {
 
 #[tokio::test]
 async fn a_closed_connection_is_not_reused_for_what_must_not_run_twice() {
-    let world = World::new().await;
-    let (told, mut closed) = mpsc::unbounded_channel();
-    world.answers.set(ID, 80, support::target(closing_guest(told).await, 1));
+    let (guest, mut closed) = closing_guest().await;
+    let world = World::leading_to(guest).await;
     let mut client = world.connect().await;
     for round in 0..100 {
         client
@@ -82,7 +74,6 @@ async fn a_closed_connection_is_not_reused_for_what_must_not_run_twice() {
 /// The guest closes only when the second request has arrived: the request may have been run, so POST is not repeated.
 #[tokio::test]
 async fn only_harmless_requests_are_sent_twice() {
-    let world = World::new().await;
     let connections = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&connections);
     let guest = support::guest(move |mut stream| {
@@ -94,7 +85,7 @@ async fn only_harmless_requests_are_sent_twice() {
         }
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     assert_eq!(world.get(ID, 80, "/").await.status(), 200);
     support::until(|| async { connections.load(Ordering::SeqCst) == 1 }).await;
     assert_eq!(world.get(ID, 80, "/").await.status(), 200);
@@ -106,14 +97,13 @@ async fn only_harmless_requests_are_sent_twice() {
 /// Each connection of this guest answers one request with its body and breaks off at the second, having read it.
 #[tokio::test]
 async fn a_small_body_is_sent_again_whole_and_a_large_one_is_not() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         let request = read_request(&mut stream).await.unwrap();
         stream.write_all(ok(&request.body).as_bytes()).await.unwrap();
         read_request(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let put = |framing: &str, body: &str| post(framing).replace("POST", "PUT") + body;
     let large = "x".repeat(70_000);
     for (request, expected) in [
@@ -135,24 +125,18 @@ async fn a_small_body_is_sent_again_whole_and_a_large_one_is_not() {
 
 #[tokio::test]
 async fn a_client_that_leaves_is_noticed_by_the_guest() {
-    let world = World::new().await;
-    let (told, mut heard) = mpsc::unbounded_channel();
-    let guest = support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            read_request(&mut stream).await.unwrap();
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
-                .await
-                .unwrap();
-            let _ = support::ending(&mut stream).await;
-            told.send(()).unwrap();
-        }
+    let (guest, mut heard) = support::telling_guest(|mut stream, told| async move {
+        read_request(&mut stream).await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+            .await
+            .unwrap();
+        let _ = support::ending(&mut stream).await;
+        told.send(()).unwrap();
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     read_head(&mut client).await.unwrap();
     drop(client);
     soon(heard.recv()).await.unwrap();
@@ -160,7 +144,6 @@ async fn a_client_that_leaves_is_noticed_by_the_guest() {
 
 #[tokio::test]
 async fn tunnels_carry_bytes_both_ways_and_half_closes() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         let head = read_head(&mut stream).await.unwrap();
         assert!(head.to_lowercase().contains("upgrade: own/2"), "{head}");
@@ -174,11 +157,9 @@ async fn tunnels_carry_bytes_both_ways_and_half_closes() {
         stream.write_all(&all).await.unwrap();
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    let request =
-        get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: own/2\r\n\r\nearly ");
-    client.write_all(request.as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let request = with_lines(&get_request(ID, 80, "/"), "Connection: Upgrade\r\nUpgrade: own/2") + "early ";
+    let mut client = world.send(&request).await;
     let head = read_head(&mut client).await.unwrap();
     assert!(
         head.starts_with("HTTP/1.1 101 ") && support::header(&head, "upgrade") == Some("own/2"),
@@ -198,11 +179,8 @@ async fn tunnels_carry_bytes_both_ways_and_half_closes() {
 
 #[tokio::test]
 async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::echo_guest().await, 1));
-    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");
+    let world = World::leading_to(support::echo_guest().await).await;
+    let request = with_lines(&get_request(ID, 80, "/"), "Connection: Upgrade\r\nUpgrade: h2c");
     assert_eq!(world.ask(&request).await.status(), 200);
 }
 
@@ -210,8 +188,7 @@ async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
 async fn half_a_request_costs_nothing() {
     let world = with_echo().await;
     for half in ["", "GET", "GET / HTTP/1.1\r\nHost: h"] {
-        let mut client = world.connect().await;
-        client.write_all(half.as_bytes()).await.unwrap();
+        let mut client = world.send(half).await;
         client.shutdown().await.unwrap();
         let _ = support::ending(&mut client).await;
     }
@@ -238,7 +215,6 @@ async fn the_connection_after_the_last_is_503() {
 
 #[tokio::test]
 async fn shutdown_lets_an_answer_end_and_removes_the_socket() {
-    let mut world = World::new().await;
     let gate = Arc::new(Semaphore::new(0));
     let guest = {
         let gate = Arc::clone(&gate);
@@ -252,10 +228,9 @@ async fn shutdown_lets_an_answer_end_and_removes_the_socket() {
         })
         .await
     };
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let mut world = World::leading_to(guest).await;
     let idle = world.connect().await;
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     support::until(|| async { world.answers.asked() == 1 }).await;
     world.control("POST", "/shutdown", "").await;
     support::until(|| async { tokio::net::TcpStream::connect(world.address).await.is_err() }).await;

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{ID, World, get_request, read_request, with_echo};
+use support::{ID, World, get_request, read_request, with_echo, with_lines};
 
 async fn closed_port() -> std::net::SocketAddr {
     tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -33,7 +33,7 @@ async fn a_browser_gets_a_page() {
     let world = World::new().await;
     world.answers.set(ID, 8080, support::target(closed_port().await, 1));
     for port in [8080, 81] {
-        let request = get_request(ID, port, "/").replace("\r\n\r\n", "\r\nAccept: text/html,*/*;q=0.8\r\n\r\n");
+        let request = with_lines(&get_request(ID, port, "/"), "Accept: text/html,*/*;q=0.8");
         let reply = world.ask(&request).await;
         assert_eq!(
             (reply.status(), reply.header("content-type")),
@@ -49,10 +49,7 @@ async fn a_browser_gets_a_page() {
 /// TCP to the broadcast address fails at once in every kernel, as a route that is gone does.
 #[tokio::test]
 async fn an_unreachable_guest_is_asked_for_once_more() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target("255.255.255.255:80".parse().unwrap(), 1));
+    let world = World::leading_to("255.255.255.255:80".parse().unwrap()).await;
     let reply = world.get(ID, 80, "/").await;
     assert_eq!(reply.status(), 502);
     assert!(reply.body.contains("port is not open"), "{reply:?}");
@@ -64,12 +61,11 @@ async fn an_unreachable_guest_is_asked_for_once_more() {
 
 #[tokio::test]
 async fn a_guest_that_hangs_up_without_an_answer_is_502() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_request(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let reply = world.get(ID, 80, "/").await;
     let message = "The sandbox closed the connection before it answered";
     assert_eq!(reply.status(), 502);
@@ -142,9 +138,9 @@ async fn malformed_routes_are_400_and_name_the_culprit() {
 #[tokio::test]
 async fn huge_heads_are_431_and_garbage_is_400() {
     let world = with_echo().await;
-    let huge = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\nX-Big: {}\r\n\r\n", "a".repeat(70_000)));
+    let huge = with_lines(&get_request(ID, 80, "/"), &format!("X-Big: {}", "a".repeat(70_000)));
     assert_eq!(world.ask(&huge).await.status(), 431);
-    let many = get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{}\r\n", "X-Many: 1\r\n".repeat(200)));
+    let many = with_lines(&get_request(ID, 80, "/"), "X-Many: 1\r\n".repeat(200).trim_end());
     assert_eq!(world.ask(&many).await.status(), 431);
     assert_eq!(world.ask("NOT HTTP\r\n\r\n").await.status(), 400);
     let both = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab";

@@ -7,15 +7,17 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{ID, World, ending, get_request, is_reset, ok, read_chunk, read_head, read_reply, read_request, soon};
+use support::{
+    ID, World, begin_stream, ending, get_request, is_reset, ok, post, read_chunk, read_head, read_reply, read_request,
+    soon, with_lines,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 /// A client in the middle of a chunked answer.
 async fn streaming(world: &World, port: u16) -> TcpStream {
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, port, "/").as_bytes()).await.unwrap();
+    let mut client = world.send(&get_request(ID, port, "/")).await;
     read_head(&mut client).await.unwrap();
     assert_eq!(read_chunk(&mut client).await.unwrap(), b"first");
     client
@@ -23,10 +25,7 @@ async fn streaming(world: &World, port: u16) -> TcpStream {
 
 #[tokio::test]
 async fn a_chunked_stream_is_reset_without_its_terminating_chunk() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::stream_guest().await, 1));
+    let world = World::leading_to(support::stream_guest().await).await;
     let mut client = streaming(&world, 80).await;
     assert_eq!(world.withdraw(1).await["aborted"], 1);
     let end = ending(&mut client).await;
@@ -35,21 +34,12 @@ async fn a_chunked_stream_is_reset_without_its_terminating_chunk() {
 
 #[tokio::test]
 async fn both_sides_are_reset_by_the_time_of_the_answer() {
-    let world = World::new().await;
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let guest = support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            read_request(&mut stream).await.unwrap();
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-                .await
-                .unwrap();
-            told.send(ending(&mut stream).await).unwrap();
-        }
+    let (guest, mut heard) = support::telling_guest(|mut stream, told| async move {
+        begin_stream(&mut stream).await;
+        told.send(ending(&mut stream).await).unwrap();
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let client = streaming(&world, 80).await;
     world.withdraw(1).await;
     // No waiting here: the reset came before the answer, so the kernel knows of it already.
@@ -62,13 +52,8 @@ async fn both_sides_are_reset_by_the_time_of_the_answer() {
 
 #[tokio::test]
 async fn another_generation_streams_on() {
-    let world = World::new().await;
     let other = support::guest(|mut stream| async move {
-        read_request(&mut stream).await.unwrap();
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-            .await
-            .unwrap();
+        begin_stream(&mut stream).await;
         // The client's upload of nothing stays open; the test's word comes on the next connection.
         let mut rest = stream;
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -76,9 +61,7 @@ async fn another_generation_streams_on() {
         let _ = ending(&mut rest).await;
     })
     .await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::stream_guest().await, 1));
+    let world = World::leading_to(support::stream_guest().await).await;
     world.answers.set(ID, 81, support::target(other, 2));
     let mut first = streaming(&world, 80).await;
     let mut second = streaming(&world, 81).await;
@@ -94,20 +77,14 @@ async fn another_generation_streams_on() {
 
 #[tokio::test]
 async fn a_request_that_waits_for_its_answer_is_reset() {
-    let world = World::new().await;
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let guest = support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            read_request(&mut stream).await.unwrap();
-            told.send(()).unwrap();
-            let _ = ending(&mut stream).await;
-        }
+    let (guest, mut heard) = support::telling_guest(|mut stream, told| async move {
+        read_request(&mut stream).await.unwrap();
+        told.send(()).unwrap();
+        let _ = ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     soon(heard.recv()).await.unwrap();
     assert_eq!(world.withdraw(1).await["aborted"], 1);
     assert!(is_reset(&ending(&mut client).await));
@@ -115,22 +92,16 @@ async fn a_request_that_waits_for_its_answer_is_reset() {
 
 #[tokio::test]
 async fn an_upload_under_way_is_reset() {
-    let world = World::new().await;
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let guest = support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            read_head(&mut stream).await.unwrap();
-            told.send(read_chunk(&mut stream).await.unwrap()).unwrap();
-            let _ = ending(&mut stream).await;
-        }
+    let (guest, mut heard) = support::telling_guest(|mut stream, told| async move {
+        read_head(&mut stream).await.unwrap();
+        told.send(read_chunk(&mut stream).await.unwrap()).unwrap();
+        let _ = ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    let head = get_request(ID, 80, "/").replace("GET", "POST");
-    let head = head.replace("\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbyte\r\n");
-    client.write_all(head.as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world
+        .send(&(post("Transfer-Encoding: chunked") + "4\r\nbyte\r\n"))
+        .await;
     assert_eq!(soon(heard.recv()).await.unwrap(), b"byte");
     assert_eq!(world.withdraw(1).await["aborted"], 1);
     assert!(is_reset(&ending(&mut client).await));
@@ -138,7 +109,6 @@ async fn an_upload_under_way_is_reset() {
 
 #[tokio::test]
 async fn a_tunnel_is_reset() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_head(&mut stream).await.unwrap();
         stream
@@ -148,10 +118,9 @@ async fn a_tunnel_is_reset() {
         let _ = ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    let head = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nConnection: upgrade\r\nUpgrade: own\r\n\r\n");
-    client.write_all(head.as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let request = with_lines(&get_request(ID, 80, "/"), "Connection: upgrade\r\nUpgrade: own");
+    let mut client = world.send(&request).await;
     read_head(&mut client).await.unwrap();
     let mut hello = [0; 5];
     soon(client.read_exact(&mut hello)).await.unwrap();
@@ -162,11 +131,9 @@ async fn a_tunnel_is_reset() {
 
 #[tokio::test]
 async fn an_idle_keep_alive_connection_survives() {
-    let world = World::new().await;
     let guest = support::echo_guest().await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/one").as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&get_request(ID, 80, "/one")).await;
     assert_eq!(read_reply(&mut client).await.status(), 200);
     assert_eq!(world.withdraw(1).await["aborted"], 0);
     world.answers.set(ID, 80, support::target(guest, 2));
@@ -218,8 +185,7 @@ async fn an_answer_in_flight_of_a_withdrawn_generation_is_asked_again() {
     let gate = Arc::new(Semaphore::new(0));
     *world.answers.gate.lock().unwrap() = Some(Arc::clone(&gate));
     world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     support::until(|| async { world.answers.asked() == 1 }).await;
     world.answers.set(ID, 80, support::target(guest, 2));
     world.withdraw(1).await;
@@ -234,10 +200,7 @@ async fn an_answer_in_flight_of_a_withdrawn_generation_is_asked_again() {
 
 #[tokio::test]
 async fn a_withdrawn_generation_is_refused_for_ever() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::echo_guest().await, 1));
+    let world = World::leading_to(support::echo_guest().await).await;
     world.withdraw(1).await;
     let reply = world.get(ID, 80, "/").await;
     assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("1")));
@@ -271,18 +234,12 @@ async fn live_withdraws_what_a_restarted_server_does_not_know() {
 
 #[tokio::test]
 async fn a_guest_that_breaks_off_resets_the_client() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
-        read_request(&mut stream).await.unwrap();
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-            .await
-            .unwrap();
+        begin_stream(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     let end = ending(&mut client).await;
     assert!(is_reset(&end), "{end:?}");
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use support::{ID, World, get_request, header, ok, read_reply, read_request, with_echo};
+use support::{ID, World, get_request, header, ok, read_reply, read_request, with_echo, with_lines};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
@@ -116,8 +116,7 @@ async fn one_question_per_place_however_many_wait() {
     *world.answers.gate.lock().unwrap() = Some(Arc::clone(&gate));
     let mut clients = Vec::new();
     for _ in 0..20 {
-        let mut client = world.connect().await;
-        client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+        let client = world.send(&get_request(ID, 80, "/")).await;
         clients.push(client);
     }
     support::until(|| async { world.answers.asked() == 1 }).await;
@@ -154,7 +153,7 @@ async fn the_traffic_token_is_demanded_and_kept_from_the_guest() {
             .answers
             .set(ID, port, support::guarded(guest, 1, Some("tok"), None));
     }
-    let with = |lines: &str| get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{lines}\r\n\r\n"));
+    let with = |lines: &str| with_lines(&get_request(ID, 80, "/"), lines);
     let missing = world.get(ID, 80, "/").await;
     let prefix = format!(r#"{{"sandboxId":"{ID}","message":"Sandbox is secured with traffic access token. "#);
     let text = format!(r#"{prefix}Token header 'e2b-traffic-access-token' is missing","code":403}}"#);
@@ -179,9 +178,7 @@ async fn the_traffic_token_is_demanded_and_kept_from_the_guest() {
 async fn guests_see_no_keys_and_no_hop_by_hop_headers() {
     let world = with_echo().await;
     let lines = "X-API-KEY: e2b_1\r\nx-api-key: e2b_2\r\nX-Access-Token: daemon\r\nConnection: X-Gone\r\nX-Gone: 1\r\nX-Kept: 2";
-    let reply = world
-        .ask(&get_request(ID, 80, "/").replace("\r\n\r\n", &format!("\r\n{lines}\r\n\r\n")))
-        .await;
+    let reply = world.ask(&with_lines(&get_request(ID, 80, "/"), lines)).await;
     for gone in [
         "x-api-key",
         "e2b-sandbox-id",

@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{ID, World, get_request, ok, post, read_chunk, read_head, read_reply, read_request, soon};
+use support::{ID, World, get_request, ok, post, read_chunk, read_head, read_reply, read_request, soon, with_lines};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -34,12 +34,10 @@ async fn chunk_guest() -> (std::net::SocketAddr, mpsc::UnboundedSender<&'static 
 
 #[tokio::test]
 async fn each_chunk_of_an_answer_arrives_before_the_next_is_sent() {
-    let world = World::new().await;
     let (guest, send) = chunk_guest().await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    let request = get_request(ID, 80, "/").replace("\r\n\r\n", "\r\nTE: trailers\r\nAccept-Encoding: gzip\r\n\r\n");
-    client.write_all(request.as_bytes()).await.unwrap();
+    let world = World::leading_to(guest).await;
+    let request = with_lines(&get_request(ID, 80, "/"), "TE: trailers\r\nAccept-Encoding: gzip");
+    let mut client = world.send(&request).await;
     let head = read_head(&mut client).await.unwrap();
     assert_eq!(support::header(&head, "content-encoding"), None);
     for chunk in ["1\r\na\r\n", "1\r\nb\r\n"] {
@@ -55,31 +53,22 @@ async fn each_chunk_of_an_answer_arrives_before_the_next_is_sent() {
 
 #[tokio::test]
 async fn each_chunk_of_an_upload_arrives_before_the_next_is_sent() {
-    let world = World::new().await;
-    let (told, mut heard) = mpsc::unbounded_channel();
-    let guest = support::guest(move |mut stream| {
-        let told = told.clone();
-        async move {
-            read_head(&mut stream).await.unwrap();
-            loop {
-                let chunk = read_chunk(&mut stream).await.unwrap();
-                let is_last = chunk.is_empty();
-                told.send(chunk).unwrap();
-                if is_last {
-                    break;
-                }
+    let (guest, mut heard) = support::telling_guest(|mut stream, told| async move {
+        read_head(&mut stream).await.unwrap();
+        loop {
+            let chunk = read_chunk(&mut stream).await.unwrap();
+            let is_last = chunk.is_empty();
+            told.send(chunk).unwrap();
+            if is_last {
+                break;
             }
-            stream.write_all(ok("done").as_bytes()).await.unwrap();
-            let _ = support::ending(&mut stream).await;
         }
+        stream.write_all(ok("done").as_bytes()).await.unwrap();
+        let _ = support::ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client
-        .write_all(post("Transfer-Encoding: chunked").as_bytes())
-        .await
-        .unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&post("Transfer-Encoding: chunked")).await;
     for text in ["a", "b"] {
         client.write_all(format!("1\r\n{text}\r\n").as_bytes()).await.unwrap();
         assert_eq!(soon(heard.recv()).await.unwrap(), text.as_bytes());
@@ -91,10 +80,7 @@ async fn each_chunk_of_an_upload_arrives_before_the_next_is_sent() {
 
 #[tokio::test]
 async fn a_get_with_a_chunked_body_keeps_it() {
-    let world = World::new().await;
-    world
-        .answers
-        .set(ID, 80, support::target(support::echo_guest().await, 1));
+    let world = World::leading_to(support::echo_guest().await).await;
     let request = post("Transfer-Encoding: chunked").replace("POST", "GET") + "4\r\nbody\r\n0\r\n\r\n";
     assert!(world.ask(&request).await.body.ends_with("\r\n\r\nbody"));
 }
@@ -102,7 +88,6 @@ async fn a_get_with_a_chunked_body_keeps_it() {
 #[tokio::test]
 async fn a_large_chunked_upload_does_not_grow_the_proxy() {
     const UPLOAD_BYTES: usize = 100 << 20;
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_head(&mut stream).await.unwrap();
         let mut sum = 0;
@@ -117,13 +102,9 @@ async fn a_large_chunked_upload_does_not_grow_the_proxy() {
         let _ = support::ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let before = world.memory_kib("VmRSS");
-    let mut client = world.connect().await;
-    client
-        .write_all(post("Transfer-Encoding: chunked").as_bytes())
-        .await
-        .unwrap();
+    let mut client = world.send(&post("Transfer-Encoding: chunked")).await;
     let chunk = [b"100000\r\n".as_slice(), &vec![b'x'; 1 << 20], b"\r\n"].concat();
     for _ in 0..UPLOAD_BYTES >> 20 {
         client.write_all(&chunk).await.unwrap();
@@ -136,7 +117,6 @@ async fn a_large_chunked_upload_does_not_grow_the_proxy() {
 
 #[tokio::test]
 async fn a_slow_reader_does_not_grow_the_proxy() {
-    let world = World::new().await;
     let sent = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&sent);
     let guest = support::guest(move |mut stream| {
@@ -154,10 +134,9 @@ async fn a_slow_reader_does_not_grow_the_proxy() {
         }
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let before = world.memory_kib("VmRSS");
-    let mut client = world.connect().await;
-    client.write_all(get_request(ID, 80, "/").as_bytes()).await.unwrap();
+    let mut client = world.send(&get_request(ID, 80, "/")).await;
     read_head(&mut client).await.unwrap();
     // Nothing is read; the guest must come to a halt when the sockets' buffers are full.
     let last = AtomicUsize::new(usize::MAX);
@@ -175,7 +154,6 @@ async fn a_slow_reader_does_not_grow_the_proxy() {
 
 #[tokio::test]
 async fn expect_continue_is_the_guests_decision() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         while let Some(head) = read_head(&mut stream).await {
             if head.contains("/refuse") {
@@ -193,24 +171,18 @@ async fn expect_continue_is_the_guests_decision() {
         }
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let request = post("Expect: 100-continue\r\nContent-Length: 4");
-    let mut client = world.connect().await;
-    client.write_all(request.as_bytes()).await.unwrap();
+    let mut client = world.send(&request).await;
     assert_eq!(read_head(&mut client).await.unwrap(), "HTTP/1.1 100 Continue\r\n\r\n");
     client.write_all(b"body").await.unwrap();
     assert_eq!(read_reply(&mut client).await.body, "body");
-    let mut refused = world.connect().await;
-    refused
-        .write_all(request.replace("POST / ", "POST /refuse ").as_bytes())
-        .await
-        .unwrap();
+    let mut refused = world.send(&request.replace("POST / ", "POST /refuse ")).await;
     assert_eq!(read_reply(&mut refused).await.status(), 417);
 }
 
 #[tokio::test]
 async fn heads_without_bodies_keep_their_length() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         while let Some(request) = read_request(&mut stream).await {
             let answer = if request.head.starts_with("HEAD") {
@@ -222,7 +194,7 @@ async fn heads_without_bodies_keep_their_length() {
         }
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     let mut client = world.connect().await;
     for _ in 0..2 {
         client
@@ -238,20 +210,18 @@ async fn heads_without_bodies_keep_their_length() {
 
 #[tokio::test]
 async fn an_answer_that_ends_with_the_connection_is_whole() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_request(&mut stream).await.unwrap();
         stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nold style").await.unwrap();
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
+    let world = World::leading_to(guest).await;
     assert_eq!(world.get(ID, 80, "/").await.body, "old style");
 }
 
 /// The guest answers and hangs up while the upload goes on, as servers with a body limit do.
 #[tokio::test]
 async fn an_answer_that_comes_before_the_end_of_an_upload_is_delivered() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         read_head(&mut stream).await.unwrap();
         let refusal = "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig";
@@ -260,12 +230,8 @@ async fn an_answer_that_comes_before_the_end_of_an_upload_is_delivered() {
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), support::ending(&mut stream)).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client
-        .write_all(post("Content-Length: 20000000").as_bytes())
-        .await
-        .unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&post("Content-Length: 20000000")).await;
     client.write_all(b"some of it").await.unwrap();
     let reply = read_reply(&mut client).await;
     assert_eq!((reply.status(), reply.body.as_str()), (413, "big"));
@@ -273,7 +239,6 @@ async fn an_answer_that_comes_before_the_end_of_an_upload_is_delivered() {
 
 #[tokio::test]
 async fn an_old_client_is_served() {
-    let world = World::new().await;
     let guest = support::guest(|mut stream| async move {
         let request = read_request(&mut stream).await.unwrap();
         assert_eq!(support::header(&request.head, "host"), Some("localhost"));
@@ -284,12 +249,8 @@ async fn an_old_client_is_served() {
         let _ = support::ending(&mut stream).await;
     })
     .await;
-    world.answers.set(ID, 80, support::target(guest, 1));
-    let mut client = world.connect().await;
-    client
-        .write_all(format!("GET /proxy/{ID}/80/ HTTP/1.0\r\n\r\n").as_bytes())
-        .await
-        .unwrap();
+    let world = World::leading_to(guest).await;
+    let mut client = world.send(&format!("GET /proxy/{ID}/80/ HTTP/1.0\r\n\r\n")).await;
     let all = String::from_utf8(support::ending(&mut client).await.unwrap()).unwrap();
     assert!(
         all.starts_with("HTTP/1.0 200 ") && all.ends_with("\r\n\r\nok") && !all.contains("chunked"),

@@ -5,6 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+mod guests;
+mod wire;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -15,9 +18,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+
+pub use guests::*;
+pub use wire::*;
 
 pub const ID: &str = "iabcdefghij0123456789";
 
@@ -96,6 +102,13 @@ impl World {
         Self::with(&["--domain", "box.dev"]).await
     }
 
+    /// Port 80 of the sandbox is this guest's, in generation 1.
+    pub async fn leading_to(guest: SocketAddr) -> Self {
+        let world = Self::new().await;
+        world.answers.set(ID, 80, target(guest, 1));
+        world
+    }
+
     pub async fn with(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let answers = Arc::new(Answers::default());
@@ -131,10 +144,16 @@ impl World {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Sends a whole request on a new connection and reads the whole answer.
-    pub async fn ask(&self, request: &str) -> Reply {
+    /// A new connection on which this was sent.
+    pub async fn send(&self, request: &str) -> TcpStream {
         let mut stream = self.connect().await;
         stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Sends a whole request on a new connection and reads the whole answer.
+    pub async fn ask(&self, request: &str) -> Reply {
+        let mut stream = self.send(request).await;
         read_reply(&mut stream).await
     }
 
@@ -156,17 +175,6 @@ impl World {
         let line = status.lines().find(|line| line.starts_with(field)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
-}
-
-pub fn get_request(id: &str, port: u16, path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\r\n")
-}
-
-/// A POST with this header line or several, without its body.
-pub fn post(extra: &str) -> String {
-    get_request(ID, 80, "/")
-        .replace("GET", "POST")
-        .replace("\r\n\r\n", &format!("\r\n{extra}\r\n\r\n"))
 }
 
 async fn wait_for_listener(socket: &Path) -> SocketAddr {
@@ -214,40 +222,6 @@ fn start_resolver(socket: &Path, answers: Arc<Answers>) {
     });
 }
 
-pub fn ok(body: &str) -> String {
-    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-}
-
-/// A guest port: runs `serve` for each connection.
-pub async fn guest<F, Fut>(serve: F) -> SocketAddr
-where
-    F: Fn(TcpStream) -> Fut + Send + 'static,
-    Fut: Future<Output = ()> + Send + 'static,
-{
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            stream.set_nodelay(true).unwrap();
-            tokio::spawn(serve(stream));
-        }
-    });
-    address
-}
-
-/// A guest that answers each request with the request's own head and body.
-pub async fn echo_guest() -> SocketAddr {
-    guest(|mut stream| async move {
-        while let Some(request) = read_request(&mut stream).await {
-            let text = format!("{}{}", request.head, request.body);
-            if stream.write_all(ok(&text).as_bytes()).await.is_err() {
-                return;
-            }
-        }
-    })
-    .await
-}
-
 /// Some ports of the sandbox that echo.
 pub async fn with_echo() -> World {
     let world = World::new().await;
@@ -256,125 +230,6 @@ pub async fn with_echo() -> World {
         world.answers.set(ID, port, target(guest, 1));
     }
     world
-}
-
-/// A guest that sends one chunk and then keeps the stream open; it drops the stream when it is reset.
-pub async fn stream_guest() -> SocketAddr {
-    guest(|mut stream| async move {
-        let Some(_) = read_request(&mut stream).await else {
-            return;
-        };
-        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-        stream
-            .write_all(format!("{head}5\r\nfirst\r\n").as_bytes())
-            .await
-            .unwrap();
-        let mut byte = [0];
-        let _ = stream.read(&mut byte).await;
-    })
-    .await
-}
-
-#[derive(Debug)]
-pub struct Request {
-    pub head: String,
-    pub body: String,
-}
-
-#[derive(Debug)]
-pub struct Reply {
-    pub head: String,
-    pub body: String,
-}
-
-impl Reply {
-    pub fn status(&self) -> u16 {
-        self.head.split(' ').nth(1).unwrap().parse().unwrap()
-    }
-
-    pub fn header(&self, name: &str) -> Option<&str> {
-        header(&self.head, name)
-    }
-}
-
-pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = head.lines().filter_map(|line| line.split_once(':'));
-    lines
-        .find(|(found, _)| found.eq_ignore_ascii_case(name))
-        .map(|(_, value)| value.trim())
-}
-
-/// Reads up to the empty line; none at the end of the stream.
-pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
-    let mut bytes = Vec::new();
-    while !bytes.ends_with(b"\r\n\r\n") {
-        bytes.push(soon(stream.read_u8()).await.ok()?);
-    }
-    Some(String::from_utf8(bytes).unwrap())
-}
-
-/// Reads one chunk of a chunked body; empty at its end.
-pub async fn read_chunk(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    let mut size = Vec::new();
-    while !size.ends_with(b"\r\n") {
-        size.push(soon(stream.read_u8()).await?);
-    }
-    let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();
-    let mut chunk = vec![0; size];
-    soon(stream.read_exact(&mut chunk)).await?;
-    if size > 0 {
-        soon(stream.read_exact(&mut [0; 2])).await?;
-    }
-    Ok(chunk)
-}
-
-async fn read_body(stream: &mut (impl AsyncRead + Unpin), head: &str) -> String {
-    let mut body = Vec::new();
-    if header(head, "transfer-encoding").is_some() {
-        loop {
-            let chunk = read_chunk(stream).await.unwrap();
-            if chunk.is_empty() {
-                // Trailers and the empty line.
-                body.extend(read_trailers(stream).await.into_bytes());
-                break;
-            }
-            body.extend(chunk);
-        }
-    } else if let Some(length) = header(head, "content-length") {
-        body.resize(length.parse().unwrap(), 0);
-        soon(stream.read_exact(&mut body)).await.unwrap();
-    }
-    String::from_utf8(body).unwrap()
-}
-
-async fn read_trailers(stream: &mut (impl AsyncRead + Unpin)) -> String {
-    let mut text = Vec::new();
-    while !(text == b"\r\n" || text.ends_with(b"\r\n\r\n")) {
-        text.push(soon(stream.read_u8()).await.unwrap());
-    }
-    String::from_utf8(text).unwrap().trim_end().to_owned()
-}
-
-pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
-    let head = read_head(stream).await?;
-    let body = read_body(stream, &head).await;
-    Some(Request { head, body })
-}
-
-pub async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Reply {
-    let head = read_head(stream).await.expect("the connection ended before a reply");
-    let body = read_body(stream, &head).await;
-    Reply { head, body }
-}
-
-/// Reads until the connection ends and says how.
-pub async fn ending(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    let mut rest = Vec::new();
-    soon(stream.read_to_end(&mut rest)).await.map(|_| rest)
-}
-
-pub fn is_reset(ending: &io::Result<Vec<u8>>) -> bool {
-    matches!(ending, Err(error) if error.kind() == io::ErrorKind::ConnectionReset)
 }
 
 /// Waits until a condition of the proxy holds that nothing announces.
