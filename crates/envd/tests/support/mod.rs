@@ -3,6 +3,8 @@
 // Each test binary uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod place;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, Stdio};
