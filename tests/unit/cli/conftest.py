@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_server import API_KEY, FakeServer
+from tests.unit.cli.fake_server import API_KEY, FakeServer
 
 from agentenv.cli.app import root
 

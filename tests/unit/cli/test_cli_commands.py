@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_server import API_KEY
+from tests.unit.cli.fake_server import API_KEY
 
 from agentenv import __version__
 

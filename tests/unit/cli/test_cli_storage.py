@@ -13,7 +13,7 @@ import tarfile
 import time
 
 import pytest
-from live_api import API_KEY, LiveApi
+from tests.unit.cli.live_api import API_KEY, LiveApi
 
 from agentenv.errors import ImageError, NotFound, StorageFull, StoreUnavailable
 from agentenv.model import Damage, Dockerfile, ExportOptions, ImageReference, Progress, Resources, TierUnavailable

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
-
-from fake_server import API_KEY, FakeServer
+from tests.unit.cli.fake_server import API_KEY, FakeServer
 
 from agentenv.client import AenvClient, Ended, PtyOutput, PtySize, Stdout, errors
 
