@@ -3,7 +3,8 @@
 Owns references, registries, layouts and archives, Dockerfiles' bases, and the order of a conversion. Does not own the
 file system inside a layer (`aenv-image`, a process), nor where layers are kept (`ConvertedLayers`, the repository's).
 
-    parse_reference / dockerfile_base -> open_source -> find_accelerated, else Converter.convert -> a DiskStack
+    parse_reference / dockerfile_base -> open_source
+        -> find_accelerated (and WholeLayers), else Converter.convert -> a DiskStack
 """
 
 from agentenv.images.accelerated import AcceleratedImage, AcceleratedOptions, RegistryBlob, find_accelerated
@@ -22,6 +23,7 @@ from agentenv.images.registry import RegistryClient
 from agentenv.images.registry_source import RegistrySource
 from agentenv.images.repository_layers import RepositoryLayers
 from agentenv.images.source import Image, ImageLayer, Source
+from agentenv.images.whole import WholeLayers
 
 __all__ = [
     "LINUX_AMD64",
@@ -54,6 +56,7 @@ __all__ = [
     "ScratchSource",
     "Source",
     "Transport",
+    "WholeLayers",
     "dockerfile_base",
     "export_archive",
     "export_layout",

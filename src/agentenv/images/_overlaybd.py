@@ -1,7 +1,8 @@
-"""The size of the disk that an overlaybd layer is of, read from the first bytes of the stored layer.
+"""What has to be known of an overlaybd layer before blockd opens it, read from the first bytes of the stored layer.
 
-Owns no format: `crates/layers` does (spec/layers.md). This reads one number of it, as a stack's size has to be known
-before blockd opens it: the header of LSMT, which may lie in the first block of a ZFile, which may lie in a tar.
+Owns no format: `crates/layers` does (spec/layers.md). This reads two things of it: the size of the disk, which is in
+the header of LSMT, which may lie in the first block of a ZFile, which may lie in a tar; and whether blocks have
+checksums.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from agentenv.errors import ImageError
 
 # More than one block of a ZFile (64 KiB at most) behind its header and a tar's.
 HEAD_BYTES: Final = 80 << 10
+# Enough to tell the form, where no large extended header stands before it.
+FORM_BYTES: Final = 4 << 10
 _TAR_BLOCK: Final = 512
 _TAR_MAGIC_AT: Final = 257
 _ZFILE_MAGIC: Final = b"ZFile\0\1"
 _ZFILE_HEADER_BYTES: Final = 512
+_ZFILE_CHECKED_AT: Final = 88
 _LSMT_MAGIC: Final = b"LSMT\0\1\2\0"
 _VIRTUAL_SIZE_AT: Final = 48
 # What is needed of the header.
@@ -40,6 +44,15 @@ def virtual_size(head: bytes, origin: str) -> int:
     if size == 0 or size % 512:
         raise ImageError(f"{origin}: the layer does not say how large its disk is")
     return int(size)
+
+
+def has_checksums(head: bytes) -> bool:
+    """Whether every block of the layer can be verified by itself: a ZFile with checksums, perhaps in a tar.
+
+    `head` are its first `FORM_BYTES`, or fewer where it is shorter. What cannot be told from them is no.
+    """
+    content = _behind_tar(head)
+    return content.startswith(_ZFILE_MAGIC) and content[_ZFILE_CHECKED_AT : _ZFILE_CHECKED_AT + 1] not in (b"", b"\0")
 
 
 def _behind_tar(head: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Images that a registry holds as overlaybd layers already: found, and described for reading on demand.
 
-Owns where such are looked for (the image itself, its referrers, a tag with a suffix) and which layers count. Downloads
-none of them: what comes of it are blob descriptors, whose bytes blockd reads from the registry when a guest needs them.
+Owns where such are looked for (the image itself, its referrers, a tag with a suffix), which layers count, and which of
+them may be read on demand: those whose blocks have checksums. Downloads none: what comes of it are blob descriptors,
+whose bytes blockd reads from the registry when a guest needs them; the others are fetched whole by `whole`.
 
 What is found is used only if every layer is usable as it is; else the image is converted like any other. An error is
 never taken for "none": an image that is there to be used at once would be converted for minutes, silently.
@@ -17,7 +18,7 @@ from typing import Final
 
 from agentenv.errors import ImageError, ImageNotFound, Unsupported
 from agentenv.images import media
-from agentenv.images._overlaybd import HEAD_BYTES, virtual_size
+from agentenv.images._overlaybd import FORM_BYTES, HEAD_BYTES, has_checksums, virtual_size
 from agentenv.images.config import ImageConfig
 from agentenv.images.endpoints import endpoints_of
 from agentenv.images.manifest import LAYERS_MAX, Descriptor, Manifest, choose
@@ -38,6 +39,8 @@ _BLOB_FS_TYPE: Final = "containerd.io/snapshot/overlaybd/blob-fs-type"
 _ACCELERATION_LAYER: Final = "containerd.io/snapshot/overlaybd/acceleration-layer"
 # What blockd's cache fetches and keeps at a time (notes of the descriptor's format).
 _BLOCK_BYTES: Final = 65_536
+# Layers whose beginnings are asked for at once.
+_ASKED_AT_ONCE_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class RegistryBlob:
     # "sha256:..." of the stored bytes.
     digest: str
     size_bytes: int
+    # Whether a block can be verified by itself. A layer without checksums is not for reading on demand.
+    has_checksums: bool
 
     @property
     def layer_id(self) -> str:
@@ -102,6 +107,11 @@ class AcceleratedImage:
     disk_bytes: int
     blobs: tuple[RegistryBlob, ...]
 
+    @property
+    def is_all_remote(self) -> bool:
+        """Whether nothing of it need be kept here."""
+        return all(blob.has_checksums for blob in self.blobs)
+
 
 async def find_accelerated(
     source: RegistrySource, options: AcceleratedOptions | None = None
@@ -121,9 +131,20 @@ async def find_accelerated(
     # stores.json names the registry's address without the path that may be configured with it.
     prefix = endpoints_of(reference, source.client.settings)[-1].prefix
     repository = prefix + reference.repository
-    blobs = tuple(RegistryBlob(reference.registry, repository, digest, size) for digest, size in found)
+    turns = asyncio.Semaphore(_ASKED_AT_ONCE_MAX)
+    checked = await asyncio.gather(*(_is_checked(source, Descriptor("", *layer), turns) for layer in found))
+    blobs = tuple(
+        RegistryBlob(reference.registry, repository, digest, size, is_checked)
+        for (digest, size), is_checked in zip(found, checked, strict=True)
+    )
     disk_bytes = await _disk_bytes(source, blobs[-1])
     return AcceleratedImage(image.reference, image.digest, layers_digest, image.config, disk_bytes, blobs)
+
+
+async def _is_checked(source: RegistrySource, blob: Descriptor, turns: asyncio.Semaphore) -> bool:
+    async with turns:
+        head = await source.client.range(source.reference, blob, 0, min(FORM_BYTES, blob.size_bytes))
+    return has_checksums(head)
 
 
 async def _disk_bytes(source: RegistrySource, top: RegistryBlob) -> int:

@@ -8,17 +8,15 @@ layers that are recorded already; a kill leaves its staging folder, which the no
 from __future__ import annotations
 
 import asyncio
-import errno
-import secrets
-import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from agentenv.errors import ImageError, InvalidRequest, StorageFull, Unsupported
+from agentenv.errors import InvalidRequest, Unsupported
 from agentenv.images import media
 from agentenv.images._claims import Claims
+from agentenv.images._staging import staging_folder
 from agentenv.images._threads import all_over, to_its_end
 from agentenv.images.chain import EMPTY_DIFF_ID, EMPTY_TAR, chain_keys, without_empty
 from agentenv.images.config import ImageConfig
@@ -100,13 +98,9 @@ class Converter:
         report(Progress("asking what the image is"))
         image = await source.image()
         _check_files(image)
-        staging = self._staging_dir / secrets.token_hex(12)
-        try:
-            await to_its_end(_make_folder, staging)
+        async with staging_folder(self._staging_dir) as staging:
             work = _Work(self, source, image, disk_mib << 20, staging, report)
             ids = await work.run()
-        finally:
-            await to_its_end(shutil.rmtree, staging, ignore_errors=True)
         disk = DiskStack(disk_mib << 20, tuple(ids))
         return ConvertedImage(disk, image.config, image.digest, image.named_digest, image.reference, work.converted)
 
@@ -280,12 +274,3 @@ def _check_files(image: Image) -> None:
                 f"{image.reference}: layer {layer.diff_id} is a disk's layer (overlaybd) and no archive of files; such "
                 "an image can only be used on demand, from its registry, with every layer stored as it is"
             )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"{folder} cannot be made: the disk is full") from error
-        raise ImageError(f"{folder} cannot be made: {error.strerror}") from error

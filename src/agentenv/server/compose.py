@@ -25,6 +25,7 @@ from agentenv.images import (
     RegistryReference,
     RegistrySettings,
     RepositoryLayers,
+    WholeLayers,
     store_entry,
 )
 from agentenv.network import NetworkSettings, PoolSettings, SlotPool, host_resolvers, node_tag, open_pool
@@ -150,6 +151,7 @@ def make_images(composition: Composition, builder: Builder) -> Images:
         composition.image_records,
         local_layers,
         Converter(local_layers, program, staging),
+        WholeLayers(local_layers, host.block.compact, staging),
         program,
         client,
         composition.stores,

@@ -32,6 +32,7 @@ from agentenv.images import (
     RegistryReference,
     RegistrySource,
     RepositoryLayers,
+    WholeLayers,
     dockerfile_base,
     export_archive,
     find_accelerated,
@@ -78,6 +79,7 @@ class Images:
         records: ImageRecords,
         local_layers: RepositoryLayers,
         converter: Converter,
+        whole_layers: WholeLayers,
         program: ImageProgram,
         client: RegistryClient,
         stores: StoresFile,
@@ -91,6 +93,7 @@ class Images:
         self._records = records
         self._local_layers = local_layers
         self._converter = converter
+        self._whole_layers = whole_layers
         self._program = program
         self._client = client
         self._stores = stores
@@ -169,7 +172,7 @@ class Images:
         async with self._opened(reference) as (source, _):
             accelerated = await find_accelerated(source) if isinstance(source, RegistrySource) else None
             if accelerated is not None:
-                disk = self._on_demand(accelerated, source)
+                disk = await self._on_demand(accelerated, source, report)
                 config, digest = accelerated.config, accelerated.manifest_digest
             else:
                 made = await self._converter.convert(source, disk_mib, report)
@@ -185,12 +188,15 @@ class Images:
                 disk_mib=disk.size_bytes >> 20,
                 created_at=self._clock.wall(),
             )
-            if accelerated is None:
+            if accelerated is None or not accelerated.is_all_remote:
                 await self._records.remember(info)
             yield disk, json.loads(config.raw), info
 
-    def _on_demand(self, image: AcceleratedImage, source: OpenSource) -> DiskStack:
-        """An image whose layers a registry holds in our format: nothing is copied, guests read it from there."""
+    async def _on_demand(self, image: AcceleratedImage, source: OpenSource, report: Report) -> DiskStack:
+        """An image whose layers a registry holds in our format: guests read them from there.
+
+        Only what could not be verified then is fetched now, and is a layer of the repository.
+        """
         assert isinstance(source, RegistrySource)
         self._stores.add_registry(source.reference.registry, store_entry(source.reference, self._client.settings))
         self._layers.repository.know(
@@ -202,8 +208,13 @@ class Images:
                 origin=blob.source(),
             )
             for blob in image.blobs
+            if blob.has_checksums
         )
-        return DiskStack(image.disk_bytes, tuple(blob.layer_id for blob in image.blobs))
+        layers = [
+            blob.layer_id if blob.has_checksums else await self._whole_layers.layer_id(source, blob, report)
+            for blob in image.blobs
+        ]
+        return DiskStack(image.disk_bytes, tuple(layers))
 
     @asynccontextmanager
     async def _opened(self, reference: RegistryReference | LocalReference) -> AsyncIterator[tuple[OpenSource, Image]]:

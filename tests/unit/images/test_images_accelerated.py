@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ def overlaybd_layer(number: int) -> bytes:
     return struct.pack("<8s40xQ", b"LSMT\0\1\2\0", 64 << 30).ljust(1000 + number, b"\0")
 
 
+def zfile_layer() -> bytes:
+    """As far as it is read here: a ZFile with checksums whose first block did not shrink."""
+    return b"ZFile\0\1".ljust(88, b"\0") + b"\1".ljust(512 - 88, b"\0") + overlaybd_layer(0)
+
+
 def overlaybd_manifest(notes: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
     layers = []
     for number, added in enumerate(notes if notes is not None else [{}, {}]):
@@ -123,6 +129,23 @@ async def test_a_referrer_is_used_with_the_image_s_own_configuration(world: Worl
         "blocks_digest": None,
         "encryption": None,
     }
+
+
+async def test_a_layer_without_checksums_is_told_from_one_with_them(world: World) -> None:
+    checked = zfile_layer()
+    world.registry.add_blob(checked)
+    manifest = overlaybd_manifest()
+    digest, size = digest_of(checked), str(len(checked))
+    notes = {NOTE + "blob-digest": digest, NOTE + "blob-size": size}
+    manifest["layers"].append(
+        {"mediaType": media.OCI_LAYER, "digest": digest, "size": len(checked), "annotations": notes}
+    )
+    world.refer(world.push(PLAIN, "12"), world.registry.add_manifest(manifest))
+    found = await find_accelerated(world.source())
+    assert found is not None
+    assert [blob.has_checksums for blob in found.blobs] == [False, False, True]
+    assert not found.is_all_remote
+    assert replace(found, blobs=found.blobs[2:]).is_all_remote
 
 
 async def test_a_referrer_of_the_index_is_an_index_too(world: World) -> None:

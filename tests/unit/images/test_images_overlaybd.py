@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ImageError
-from agentenv.images._overlaybd import virtual_size
+from agentenv.images._overlaybd import FORM_BYTES, has_checksums, virtual_size
 
 SIZE = 64 << 30
 HEADER = struct.pack("<8s16sIIQQQ", b"LSMT\0\1\2\0", b"\x65\x7e" * 8, 390, 7, 0, 0, SIZE).ljust(4096, b"\0")
@@ -54,6 +54,33 @@ def test_the_size_is_found_behind_zstd() -> None:
     assert virtual_size(in_tar(ZFILE + zstd(HEADER) + b"the next block"), "it") == SIZE
 
 
+def checked_zfile(flag: bytes = b"\1") -> bytes:
+    return ZFILE[:88] + flag + ZFILE[89:] + LZ4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [checked_zfile(), checked_zfile(b"\xff"), in_tar(checked_zfile()), in_tar(checked_zfile(), name="x" * 200)],
+)
+def test_a_zfile_with_checksums_can_be_verified_by_its_blocks(content: bytes) -> None:
+    assert has_checksums(content.ljust(FORM_BYTES * 2, b"x")[:FORM_BYTES])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *WRAPPED.values(),
+        HEADER[:88].ljust(600, b"\1"),
+        checked_zfile()[:88],
+        in_tar(checked_zfile(b"\0")),
+        b"",
+        in_tar(checked_zfile())[:590],
+    ],
+)
+def test_whatever_else_cannot(content: bytes) -> None:
+    assert not has_checksums(content[:FORM_BYTES])
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -77,6 +104,7 @@ def test_what_is_no_layer_is_refused_by_name(content: bytes) -> None:
 def test_any_bytes_are_refused_or_read(content: bytes) -> None:
     for tried in (content, ZFILE + content, b"LSMT\0\1\2\0" + content):
         try:
+            has_checksums(tried)
             virtual_size(tried, "it")
         except ImageError:
             continue
