@@ -20,6 +20,7 @@ from agentenv.block import wire
 from agentenv.block._sparse import copy_sparse, data_bytes, digest
 from agentenv.block.client import BlockClient
 from agentenv.errors import AenvError
+from agentenv.model import BLOB_DESCRIPTOR_SUFFIX
 
 _SECTOR = 512
 _PAGE = 4096
@@ -261,7 +262,7 @@ class FakeBlock(BlockClient):
 
     def _content(self, layer: str) -> str:
         """The plain file of a layer: itself, or what its descriptor stands for."""
-        if not layer.endswith(".blob") or not Path(layer).is_file():
+        if not layer.endswith(BLOB_DESCRIPTOR_SUFFIX) or not Path(layer).is_file():
             return layer
         descriptor = msgspec.json.decode(Path(layer).read_bytes(), type=dict[str, Any])
         if descriptor["source"]["kind"] == "file":

@@ -131,7 +131,7 @@ def _read_token(body: bytes, origin: str) -> tuple[str, float]:
         fields = json.loads(body)
         token = fields.get("token") or fields["access_token"]
         lifetime_s = float(fields.get("expires_in") or TOKEN_S_DEFAULT)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise RegistryError(f"{origin} answered without a token") from error
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise RegistryError(f"{origin} answered something that is no token")

@@ -6,13 +6,13 @@ Owns which member means what. Layers are copied out of the archive, since whatev
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 from typing import Any, Final
 
 from agentenv.errors import ImageError, ImageNotFound, InvalidRequest
 from agentenv.images import media
+from agentenv.images._json import json_value
 from agentenv.images._tar import TarIndex
 from agentenv.images._threads import until_stopped
 from agentenv.images.config import CONFIG_BYTES_MAX, ImageConfig, parse_config
@@ -128,10 +128,7 @@ class DockerArchiveSource(_Archive):
 
     async def _entries(self) -> list[dict[str, Any]]:
         raw = await self._document(_DOCKER_INDEX_FILE, MANIFEST_BYTES_MAX)
-        try:
-            body = json.loads(raw)
-        except ValueError as error:
-            raise ImageError(f"{self._reference}: {_DOCKER_INDEX_FILE} is not JSON ({error})") from error
+        body = json_value(raw, f"{self._reference}: {_DOCKER_INDEX_FILE}", MANIFEST_BYTES_MAX)
         if not isinstance(body, list) or not all(isinstance(entry, dict) for entry in body):
             raise ImageError(f"{self._reference}: {_DOCKER_INDEX_FILE} is not a list of images")
         return body

@@ -5,12 +5,12 @@ Owns reading it. The raw JSON is kept, because an export must carry every field 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentenv.errors import ImageError
+from agentenv.images._json import json_object
 from agentenv.images.reference import DIGEST
 
 CONFIG_BYTES_MAX: Final = 8 << 20
@@ -46,7 +46,7 @@ class ImageConfig:
 
 def parse_config(raw: bytes, origin: str) -> ImageConfig:
     """Read a configuration document. Raises `ImageError` naming `origin` and the field that is wrong."""
-    read = _Reader(_json_object(raw, origin), origin)
+    read = _Reader(json_object(raw, origin, CONFIG_BYTES_MAX), origin)
     inner = _Reader(read.mapping("config"), f"{origin}: config")
     rootfs = _Reader(read.mapping("rootfs"), f"{origin}: rootfs")
     diff_ids = rootfs.texts("diff_ids")
@@ -70,18 +70,6 @@ def parse_config(raw: bytes, origin: str) -> ImageConfig:
         diff_ids=diff_ids,
         raw=raw,
     )
-
-
-def _json_object(raw: bytes, origin: str) -> dict[str, Any]:
-    if len(raw) > CONFIG_BYTES_MAX:
-        raise ImageError(f"{origin}: {len(raw)} bytes of configuration, at most {CONFIG_BYTES_MAX} are read")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ImageError(f"{origin}: not JSON ({error})") from error
-    if not isinstance(body, dict):
-        raise ImageError(f"{origin}: not a JSON object")
-    return body
 
 
 @dataclass(frozen=True, slots=True)

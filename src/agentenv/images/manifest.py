@@ -7,13 +7,13 @@ image) is refused here, by name, before anything is downloaded.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentenv.errors import ImageError, Unsupported
 from agentenv.images import media
+from agentenv.images._json import json_object
 from agentenv.images.reference import DIGEST
 
 # The distribution specification lets a registry refuse more than 4 MiB.
@@ -94,7 +94,7 @@ def parse_manifest(raw: bytes, content_type: str, origin: str) -> Manifest | Ind
 
     Raises `Unsupported` (schema 1, no image at all) or `ImageError`, naming `origin`.
     """
-    body = _json_object(raw, origin)
+    body = json_object(raw, f"{origin}: manifest", MANIFEST_BYTES_MAX)
     media_type = str(body.get("mediaType") or content_type.partition(";")[0].strip())
     if media_type in media.SCHEMA_1 or body.get("schemaVersion") == 1:
         raise Unsupported(
@@ -177,18 +177,6 @@ def _rank(offered: Platform | None, wanted: Platform) -> int:
 def _is_real(platform: Platform | None) -> bool:
     """Attestations stand in indexes as unknown/unknown."""
     return platform is not None and platform.os != "unknown"
-
-
-def _json_object(raw: bytes, origin: str) -> dict[str, Any]:
-    if len(raw) > MANIFEST_BYTES_MAX:
-        raise ImageError(f"{origin}: a manifest of {len(raw)} bytes; the limit is {MANIFEST_BYTES_MAX}")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ImageError(f"{origin}: the manifest is not JSON ({error})") from error
-    if not isinstance(body, dict):
-        raise ImageError(f"{origin}: the manifest is not a JSON object")
-    return body
 
 
 def _list(body: Mapping[str, Any], name: str, origin: str) -> Sequence[Any]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from agentenv.images.convert import ConvertedLayer
-
-# What stands for a blob that is no plain file of this node (STATE/blobs/<digest>.blob).
-_DESCRIPTOR_SUFFIX: Final = ".blob"
+from agentenv.model import BLOB_DESCRIPTOR_SUFFIX
 
 
 class StoredBlob(Protocol):
@@ -66,7 +64,7 @@ class RepositoryLayers:
         """See `ConvertedLayers.local_file`. A blob of a store is fetched whole: converting reads all of its parents'
         directories, in no order that a cache could foresee."""
         path = self._path(layer_id)
-        if path.suffix != _DESCRIPTOR_SUFFIX:
+        if path.suffix != BLOB_DESCRIPTOR_SUFFIX:
             return path
         copy = folder / f"parent-{layer_id}.lsmt"
         await self._compact(path, copy)

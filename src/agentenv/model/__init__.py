@@ -28,6 +28,7 @@ from agentenv.model.sandbox import (
     Tombstone,
 )
 from agentenv.model.snapshot import (
+    BLOB_DESCRIPTOR_SUFFIX,
     Blob,
     DiskStack,
     MachineFingerprint,
@@ -39,6 +40,7 @@ from agentenv.model.snapshot import (
 from agentenv.model.storage import Damage, GcReport, StorageReport, TierUnavailable, TierUsage, VerifyReport
 
 __all__ = [
+    "BLOB_DESCRIPTOR_SUFFIX",
     "DEFAULT_USER",
     "SANDBOX_ID_PATTERN",
     "Blob",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,10 @@ class SnapshotKind(enum.StrEnum):
     SNAPSHOT = "snapshot"
     PAUSE = "pause"
     FORK = "fork"
+
+
+# Ends the name of the file that stands for a blob which is no plain file of this node (STATE/blobs/<digest>.blob).
+BLOB_DESCRIPTOR_SUFFIX: Final = ".blob"
 
 
 @dataclass(frozen=True, slots=True)

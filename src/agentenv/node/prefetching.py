@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from agentenv.block import BlockClient
 from agentenv.errors import AenvError
-from agentenv.model import SnapshotManifest
+from agentenv.model import BLOB_DESCRIPTOR_SUFFIX, SnapshotManifest
 from agentenv.node.layers import Layers
 from agentenv.snapshots import Store
 from agentenv.snapshots.blobs import TRACES
@@ -25,7 +25,6 @@ from agentenv.snapshots.stores.interface import ObjectNotFound
 
 log = logging.getLogger(__name__)
 
-DESCRIPTOR_SUFFIX: Final = ".blob"
 # What the guest does just after it answered belongs to a start too: the first command is what its user waits for.
 TRACE_AFTER_S: Final = 2.0
 TRACE_BYTES_MAX: Final = 16 << 20
@@ -74,7 +73,7 @@ class FirstStarts:
     def _remote(self, manifest: SnapshotManifest) -> list[str]:
         """The blobs of the snapshot that come from a store: memory first, for the VMM waits for it first."""
         ids = dict.fromkeys((*manifest.memory.layers, *manifest.disk.layers))
-        return [path for path in self._layers.paths(ids) if path.endswith(DESCRIPTOR_SUFFIX)]
+        return [path for path in self._layers.paths(ids) if path.endswith(BLOB_DESCRIPTOR_SUFFIX)]
 
     def _remember(self, snapshot_id: str) -> None:
         self._seen[snapshot_id] = None

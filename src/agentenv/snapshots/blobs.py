@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from agentenv.errors import RepositoryDamaged
-from agentenv.model import Blob, SnapshotManifest
+from agentenv.model import BLOB_DESCRIPTOR_SUFFIX, Blob, SnapshotManifest
 from agentenv.snapshots.stores.files import Files, translated
 
 LAYERS: Final = "layers/"
@@ -143,7 +143,7 @@ class Descriptors:
 
     def path(self, blob: Blob, source: dict[str, Any], blocks: dict[str, Any] | None) -> Path:
         """The descriptor's file. Blocks for a millisecond the first time. Raises `StorageFull`."""
-        path = self._directory / f"{blob.digest}.blob"
+        path = self._directory / f"{blob.digest}{BLOB_DESCRIPTOR_SUFFIX}"
         if blob.digest not in self._written or not path.exists():
             body = {
                 "aenv_blob": 1,

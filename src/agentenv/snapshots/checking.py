@@ -11,7 +11,15 @@ from typing import Final, Protocol
 import msgspec
 
 from agentenv.errors import RepositoryDamaged
-from agentenv.model import Damage, Progress, Report, SnapshotKind, SnapshotManifest, VerifyReport
+from agentenv.model import (
+    BLOB_DESCRIPTOR_SUFFIX,
+    Damage,
+    Progress,
+    Report,
+    SnapshotKind,
+    SnapshotManifest,
+    VerifyReport,
+)
 from agentenv.snapshots.blobs import (
     IMAGES,
     LAYERS,
@@ -51,8 +59,9 @@ class WorkerChecker:
 
     async def check(self, path: Path, digest: str | None) -> str | None:
         """See `LayerChecker.check`."""
-        subject = ["--descriptor", str(path)] if path.suffix == ".blob" else ["--file", str(path)]
-        if digest is not None and path.suffix != ".blob":
+        is_descriptor = path.suffix == BLOB_DESCRIPTOR_SUFFIX
+        subject = ["--descriptor" if is_descriptor else "--file", str(path)]
+        if digest is not None and not is_descriptor:
             subject += ["--digest", digest]
         try:
             await run_worker([str(self._program), "verify", *subject, "--stores", str(self._stores_file)])
