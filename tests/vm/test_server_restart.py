@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from bench.node import RunningNode, aenv, clean, free_port, start_node, stop_server
+from bench.node import NodeFailed, RunningNode, aenv, clean, free_port, start_node, stop_server
 from e2b import Sandbox
 
 from agentenv.config import load
@@ -87,6 +87,32 @@ def test_a_stream_to_a_guest_survives_a_restart_of_the_server(node: Restartable,
     assert sandbox.get_info().state.value == "running"
     sandbox.pause()
     sandbox.connect(timeout=600)
+
+
+@pytest.mark.parametrize("moment", ["composing", "serving"])
+def test_a_start_that_fails_leaves_the_sandboxes_with_their_daemons(
+    node: Restartable, sandbox: Sandbox, moment: str, tmp_path: Path
+) -> None:
+    run_dir = load(None, {"AENV_SERVER_STATE_DIR": str(node.state_dir)}).run_dir
+    sandbox.files.write("/home/user/kept", "yes")
+    keeper = (run_dir / "keeper.json").read_bytes()
+    node.kill_server(signal.SIGTERM)
+    obstacle = run_dir / "api.sock"
+    settings = {"AENV_IMAGES_AUTH_FILE": str(tmp_path / "nowhere")} if moment == "composing" else {}
+    if moment == "serving":
+        obstacle.mkdir()
+    try:
+        with pytest.raises(NodeFailed):
+            start_node(node.state_dir, node.port, sys.stderr, **settings)
+        assert sandbox.commands.run("echo it goes on; sync").stdout == "it goes on\n"
+    finally:
+        if moment == "serving":
+            obstacle.rmdir()
+        node.start()
+    assert (run_dir / "keeper.json").read_bytes() == keeper
+    sandbox.pause()
+    sandbox.connect(timeout=600)
+    assert sandbox.files.read("/home/user/kept") == "yes"
 
 
 def test_a_server_killed_in_the_middle_of_work_leaves_everything_usable(node: Restartable, sandbox: Sandbox) -> None:

@@ -79,6 +79,10 @@ class BlockDaemon:
         """What both print; one line per event."""
         return self._state_dir / "logs" / "blockd.log"
 
+    def is_running(self) -> bool:
+        """Whether either of the two is there, by their records."""
+        return bool(self._processes())
+
     async def ensure(self) -> Hello:
         """Find the daemon or start it; returns once it answers.
 

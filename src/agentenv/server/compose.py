@@ -65,6 +65,8 @@ class Composition:
     stores: StoresFile
     converted: ConvertedLayers
     image_records: ImageRecords
+    # Whether no blockd ran before this start: then no sandbox stands on it.
+    began_blockd: bool
 
 
 def cache_dir() -> Path:
@@ -84,7 +86,10 @@ def make_directories(config: Config) -> None:
 
 
 async def compose(config: Config) -> Composition:
-    """Start or adopt blockd, probe the driver, open everything. Does not recover yet, nor start the proxy."""
+    """Start or adopt blockd, probe the driver, open everything. Does not recover yet, nor start the proxy.
+
+    If it fails, a blockd that it started is gone again; one that was there may serve sandboxes, and stays.
+    """
     state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
     block = BlockClient(run / "blockd.sock")
     opened = await asyncio.to_thread(open_configured, config, block)
@@ -100,7 +105,21 @@ async def compose(config: Config) -> Composition:
         cache_size_bytes_max=config.cache.size_bytes_max,
         memory_outage_s=config.cache.memory_outage_s,
     )
-    await blockd.ensure()
+    began_blockd = not blockd.is_running()
+    try:
+        await blockd.ensure()
+        return await _compose_over(config, blockd, block, opened, stores, began_blockd)
+    except BaseException:
+        if began_blockd:
+            await blockd.stop()
+        raise
+
+
+async def _compose_over(
+    config: Config, blockd: BlockDaemon, block: BlockClient, opened: Opened, stores: StoresFile, began_blockd: bool
+) -> Composition:
+    """All that needs a blockd which answers."""
+    state, run, bin_dir = config.server.state_dir, config.run_dir, config.server.bin_dir
     guest = await asyncio.to_thread(prepare, config)
     kernel = GuestKernel(guest.vmlinux, guest.initramfs, guest.version)
     driver, report = await choose_driver(probe_inputs(config, guest))
@@ -134,7 +153,8 @@ async def compose(config: Config) -> Composition:
     )
     converted = ConvertedLayers(opened.store, opened.repository)
     image_records = ImageRecords(opened.store, converted)
-    return Composition(config, host, Node(host, settings), blockd, proxy, opened, stores, converted, image_records)
+    node = Node(host, settings)
+    return Composition(config, host, node, blockd, proxy, opened, stores, converted, image_records, began_blockd)
 
 
 def make_images(composition: Composition, builder: Builder) -> Images:

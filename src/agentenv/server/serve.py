@@ -2,6 +2,7 @@
 
 lock -> blockd -> probe -> compose -> recover -> sockets -> proxy -> base template -> "ready" on standard output
 SIGINT or SIGTERM: refuse new work -> let requests end -> leave sandboxes running (daemons too, if any runs)
+A start that fails ends what it started, and leaves a former server's sandboxes with their daemons.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp
 
 from agentenv.api import create_app
 from agentenv.api.internal import create_internal_app
-from agentenv.api.keys import load_or_create
+from agentenv.api.keys import ApiKeys, load_or_create
 from agentenv.api.settings import ApiSettings
 from agentenv.config import Config
 from agentenv.errors import AenvError, HostUnsuitable
@@ -43,38 +44,50 @@ async def serve(config: Config, *, ensure_template: bool, ready: IO[str]) -> Non
     with _only_server_of(config.server.state_dir):
         keys = load_or_create(config.api_keys_file)
         composition = await compose(config)
-        node = composition.node
-        await node.recover()
-        stop = asyncio.Event()
-        _stop_on_signals(stop)
-        settings = ApiSettings.from_config(config)
-        builder = _builder(composition)
-        images = make_images(composition, builder)
-        storage = Storage(config, composition.host, node, composition.image_records)
-        public = create_app(node, keys, settings, builder=builder, images=images, storage=storage)
-        internal = create_internal_app(node)
-        run = config.run_dir
-        async with _listening(public, run / "api.sock"), _listening(internal, run / "internal.sock"):
-            await composition.proxy.ensure()
-            await _tell_live(composition)
-            supervisor = asyncio.create_task(_supervise(composition), name="supervise daemons")
-            try:
-                if ensure_template:
-                    await _unless_stopped(builder.ensure_base(), stop)
-                if not stop.is_set():
-                    _say_ready(config, keys.first(), composition, ready)
-                await stop.wait()
-            finally:
-                supervisor.cancel()
-                await asyncio.gather(supervisor, return_exceptions=True)
-                await images.close()
-                log.info("stopping; sandboxes go on")
-        await _end(composition)
+        try:
+            await composition.node.recover()
+        except BaseException:
+            # Which VMs run is not known then; none does over a blockd that was not there before.
+            await _end(composition, keep=not composition.began_blockd)
+            raise
+        try:
+            await _answer(composition, keys, ensure_template=ensure_template, ready=ready)
+        finally:
+            # Without any VM the daemons have nothing to keep alive, and end too.
+            await _end(composition, keep=composition.node.has_live_vmm())
 
 
-async def _end(composition: Composition) -> None:
-    """Hand over to the next server. Without any VM the daemons have nothing to keep alive, and end too."""
-    keep = composition.node.has_live_vmm()
+async def _answer(composition: Composition, keys: ApiKeys, *, ensure_template: bool, ready: IO[str]) -> None:
+    """Serve requests until a signal comes."""
+    config, node = composition.config, composition.node
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    settings = ApiSettings.from_config(config)
+    builder = _builder(composition)
+    images = make_images(composition, builder)
+    storage = Storage(config, composition.host, node, composition.image_records)
+    public = create_app(node, keys, settings, builder=builder, images=images, storage=storage)
+    internal = create_internal_app(node)
+    run = config.run_dir
+    async with _listening(public, run / "api.sock"), _listening(internal, run / "internal.sock"):
+        await composition.proxy.ensure()
+        await _tell_live(composition)
+        supervisor = asyncio.create_task(_supervise(composition), name="supervise daemons")
+        try:
+            if ensure_template:
+                await _unless_stopped(builder.ensure_base(), stop)
+            if not stop.is_set():
+                _say_ready(config, keys.first(), composition, ready)
+            await stop.wait()
+        finally:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)
+            await images.close()
+            log.info("stopping; sandboxes go on")
+
+
+async def _end(composition: Composition, *, keep: bool) -> None:
+    """Hand over to the next server; `keep` says whether the daemons go on for it."""
     await composition.node.shut_down()
     await composition.host.slots.close()
     if not keep:
