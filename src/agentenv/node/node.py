@@ -1,7 +1,7 @@
 """The node: all sandboxes of one host behind `NodeInterface`. Decides which owner a request goes to, and no more.
 
-Does not own how a sandbox changes (`owner` and the steps), HTTP (`api`), or the making of its collaborators
-(`compose`).
+Does not own how a sandbox changes (`owner` and the steps), what a former server left (`recovery`), HTTP (`api`), or the
+making of its collaborators (`compose`).
 """
 
 from __future__ import annotations
@@ -91,52 +91,10 @@ class Node:
 
     async def recover(self) -> None:
         """Take over what a former server left. Call once, before any request."""
-        host = self._host
-        records = [await recovery.reconcile_disk(host, r) for r in host.database.load()]
-        vmms = {r.sandbox_id: await recovery.adopt_vmm(host, r) for r in records}
-        await recovery.remove_orphans(host, records)
-        in_use = {r.slot for r in records if r.slot is not None and r.vmm is not None}
-        slots = await host.slots.adopt(in_use)
-        for record in records:
-            vmm = vmms[record.sandbox_id]
-            todo = recovery.plan_for(host, record, vmm)
-            record = replace(record, phase=todo.phase)
-            owner = self._add_owner(record)
-            owner.slot = slots.get(record.slot) if record.slot is not None else None
-            if vmm is not None:
-                owner.watch(vmm)
-                owner.mapped = record.memory
-                host.images.pin(record.memory.image_id)
-            await self._apply(owner, todo)
-        await self._hold_what_is_needed()
+        await recovery.take_over(self._host, self._add_owner)
+        await recovery.hold_anew(self._host, (owner.record for owner in self._owners.values()))
         self._collector.soon()
         self._follower.start()
-
-    async def _hold_what_is_needed(self) -> None:
-        """Take over the former server's holds. If the store is out they stay as they are, until the next start."""
-        layers = self._host.layers
-        try:
-            await layers.hold({i for owner in self._owners.values() for i in owner.record.layer_ids()})
-        except AenvError as error:
-            log.error("what the sandboxes need could not be held anew: %s", error)
-        else:
-            layers.repository.settle()
-
-    async def _apply(self, owner: Owner, todo: recovery.Plan) -> None:
-        log.info("sandbox %s: found as %s, goes on as %s", owner.sandbox_id, owner.record.phase, todo.phase)
-        if todo.reason:
-            owner.condemn(todo.reason, todo.detail)
-        try:
-            if todo.go_on and owner.vmm is not None:
-                await recovery.let_go_on(owner.vmm)
-                owner.update(pending=None)
-        except AenvError as error:
-            owner.condemn("vmm_died", f"the VMM did not answer after a restart of the server: {error}")
-            owner.ask(Event.KILL)
-            return
-        if todo.actions:
-            owner.adopt_work(Event.KILL if todo.reason else Event.PAUSE, todo.actions)
-        owner.arm_timer()
 
     async def shut_down(self) -> None:
         """Stop deciding; sandboxes go on. The next server takes over."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from agentenv.errors import AenvError, VmmGone
-from agentenv.lifecycle import POOLED, Action, Phase
+from agentenv.lifecycle import POOLED, Action, Event, Phase
 from agentenv.model import DiskStack, SnapshotKind
 from agentenv.node.host import Host
+from agentenv.node.owner import Owner
 from agentenv.node.record import SandboxRecord, disk_export_name, memory_export_name
 from agentenv.processes import RecordedProcess, recorded
 from agentenv.vmm import Vmm
@@ -67,7 +68,53 @@ def plan(phase: Phase, *, vmm_alive: bool, same_boot: bool, pause_committed: boo
     return Plan(Phase.RUNNING, go_on=True)
 
 
-async def adopt_vmm(host: Host, record: SandboxRecord) -> Vmm | None:
+async def take_over(host: Host, add_owner: Callable[[SandboxRecord], Owner]) -> None:
+    """Make an owner of every record and let it go on as planned. Call it once, before anything new starts."""
+    records = [await _reconcile_disk(host, record) for record in host.database.load()]
+    vmms = {record.sandbox_id: await _adopt_vmm(host, record) for record in records}
+    await _remove_orphans(host, records)
+    in_use = {record.slot for record in records if record.slot is not None and record.vmm is not None}
+    slots = await host.slots.adopt(in_use)
+    for record in records:
+        vmm = vmms[record.sandbox_id]
+        todo = _plan_for(host, record, vmm)
+        owner = add_owner(replace(record, phase=todo.phase))
+        owner.slot = slots.get(record.slot) if record.slot is not None else None
+        if vmm is not None:
+            owner.watch(vmm)
+            owner.mapped = record.memory
+            host.images.pin(record.memory.image_id)
+        await _apply(owner, todo)
+
+
+async def hold_anew(host: Host, records: Iterable[SandboxRecord]) -> None:
+    """Take over the former server's holds. If the store is out they stay as they are, until the next start."""
+    try:
+        await host.layers.hold({layer for record in records for layer in record.layer_ids()})
+    except AenvError as error:
+        log.error("what the sandboxes need could not be held anew: %s", error)
+    else:
+        host.layers.repository.settle()
+
+
+async def _apply(owner: Owner, todo: Plan) -> None:
+    log.info("sandbox %s: found as %s, goes on as %s", owner.sandbox_id, owner.record.phase, todo.phase)
+    if todo.reason:
+        owner.condemn(todo.reason, todo.detail)
+    try:
+        if todo.go_on and owner.vmm is not None:
+            await _let_go_on(owner.vmm)
+            owner.update(pending=None)
+    except AenvError as error:
+        owner.condemn("vmm_died", f"the VMM did not answer after a restart of the server: {error}")
+        owner.ask(Event.KILL)
+        return
+    if todo.actions:
+        owner.adopt_work(Event.KILL if todo.reason else Event.PAUSE, todo.actions)
+    owner.arm_timer()
+
+
+async def _adopt_vmm(host: Host, record: SandboxRecord) -> Vmm | None:
     """The running VMM of a record, or None when its process is gone or of another boot."""
     if record.vmm is None or record.boot_id != host.boot_id:
         return None
@@ -77,7 +124,7 @@ async def adopt_vmm(host: Host, record: SandboxRecord) -> Vmm | None:
         return None
 
 
-def plan_for(host: Host, record: SandboxRecord, vmm: Vmm | None) -> Plan:
+def _plan_for(host: Host, record: SandboxRecord, vmm: Vmm | None) -> Plan:
     """`plan` with the facts of one record."""
     return plan(
         record.phase,
@@ -87,7 +134,7 @@ def plan_for(host: Host, record: SandboxRecord, vmm: Vmm | None) -> Plan:
     )
 
 
-async def reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
+async def _reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
     """blockd's account of a disk is newer when the server died just after a seal: take it over."""
     exports = {export.name: export for export in await host.block.exports()}
     export = exports.get(record.disk_export)
@@ -105,8 +152,8 @@ async def reconcile_disk(host: Host, record: SandboxRecord) -> SandboxRecord:
     return reconciled
 
 
-async def remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
-    """Remove what no record names. Call it after all records were loaded and before anything new starts."""
+async def _remove_orphans(host: Host, records: Iterable[SandboxRecord]) -> None:
+    """Remove what no record names, after all were loaded."""
     known = {record.sandbox_id: record for record in records}
     await _end_unrecorded_vmms(host.paths.run / "vm", known)
     await _unexport_unknown(host, known)
@@ -156,7 +203,7 @@ def _is_recorded(process: RecordedProcess, record: SandboxRecord | None) -> bool
     return (record.vmm.pid, record.vmm.start_time_ticks) == (process.pid, process.start_time_ticks)
 
 
-async def let_go_on(vmm: Vmm) -> None:
+async def _let_go_on(vmm: Vmm) -> None:
     """Idempotent `cont` within the driver's own deadline."""
     if not await vmm.is_running():
         await asyncio.shield(vmm.cont())
