@@ -53,9 +53,10 @@ class ImageInfo:
     references: tuple[str, ...]
     # "sha256:" and 64 hexadecimal digits: the manifest of the platform that was chosen.
     digest: str
-    # Layer ids of the repository, bottom first; images with the same lower layers name the same ids.
+    # Layer ids, bottom first; images with the same lower layers name the same ids. They are of the repository, but for
+    # those that are read from a registry on demand.
     layers: tuple[str, ...]
-    # Stored bytes of these layers. Those that other images have too count in full here.
+    # Stored bytes of these layers, wherever. Those that other images have too count in full here.
     size_bytes: int
     disk_mib: int
     # Unix seconds.
