@@ -6,6 +6,7 @@ import io
 import struct
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from agentenv.errors import ImageError
 from agentenv.images._overlaybd import FORM_BYTES, has_checksums, virtual_size
 
 SIZE = 64 << 30
+GOLDEN = Path(__file__).parents[3] / "spec" / "layers"
 HEADER = struct.pack("<8s16sIIQQQ", b"LSMT\0\1\2\0", b"\x65\x7e" * 8, 390, 7, 0, 0, SIZE).ljust(4096, b"\0")
 ZFILE = b"ZFile\0\1".ljust(512, b"\0")
 # An LZ4 block as its encoder makes it: 58 literals (15 + 43), then zeros copied from one byte before.
@@ -108,3 +110,12 @@ def test_any_bytes_are_refused_or_read(content: bytes) -> None:
             virtual_size(tried, "it")
         except ImageError:
             continue
+
+
+def test_the_golden_files_are_told_apart() -> None:
+    """spec/layers.md says of each what it is; upstream's reader agrees."""
+    files = [path for path in GOLDEN.iterdir() if path.suffix in (".lsmt", ".zfile", ".tar")]
+    checked = {path.name for path in files if has_checksums(path.read_bytes()[:FORM_BYTES])}
+    packed = {path.name for path in files if path.suffix == ".zfile"}
+    assert len(packed) > 1
+    assert checked == packed - {"base-lz4-unchecked.zfile"} | {"base-lz4-4k.tar"}
