@@ -11,14 +11,14 @@ use std::time::Duration;
 use crate::keeper::{Adopted, KeeperArguments};
 use crate::limits::{
     CACHE_SIZE_BYTES_MIN, CAPTURE_BUFFER_BYTES_MAX_DEFAULT, MEMORY_OUTAGE_DEFAULT, MEMORY_OUTAGE_S_MAX,
-    SERVE_THREADS_DEFAULT, SERVE_THREADS_MAX,
+    RING_READS_DEFAULT, RING_READS_MAX, SERVE_THREADS_DEFAULT, SERVE_THREADS_MAX,
 };
 use crate::process::{Peer, adopt};
 use crate::serve::ServeArguments;
 
 pub const USAGE: &str = "\
 usage: aenv-blockd keeper --run-dir DIR --state-dir DIR --memory-mount DIR --disk-mount DIR
-                          [--serve-threads N] [--capture-buffer-bytes-max N]
+                          [--serve-threads N] [--ring-reads N] [--capture-buffer-bytes-max N]
                           [--stores FILE --cache-dir DIR --cache-size-bytes-max N] [--memory-outage-s N]
 
 Serves layered disks and memory images as files on two FUSE mounts (Linux 6.9 or newer recommended).
@@ -29,6 +29,7 @@ SIGTERM to the keeper ends both and unmounts. Control socket: RUN/blockd.sock (s
   --state-dir DIR                records of exports, locks
   --memory-mount DIR             where memory images appear
   --disk-mount DIR               where disks appear
+  --ring-reads N                 small local reads per mount without a thread each, 0 to 1024 (default 64)
   --serve-threads N              threads per mount at rest, 1 to 64 (default 4)
   --capture-buffer-bytes-max N   memory for captured pages (default 2 GiB)
   --stores FILE                  how to reach stores; without it descriptors of remote blobs are refused
@@ -101,12 +102,13 @@ pub enum ArgumentError {
     Descriptor(&'static str, #[source] std::io::Error),
 }
 
-const OPTIONS: [&str; 16] = [
+const OPTIONS: [&str; 17] = [
     "--run-dir",
     "--state-dir",
     "--memory-mount",
     "--disk-mount",
     "--serve-threads",
+    "--ring-reads",
     "--capture-buffer-bytes-max",
     "--stores",
     "--cache-dir",
@@ -185,10 +187,12 @@ impl Options {
     /// The settings of blockd, checked here so that a wrong one stops the keeper rather than every blockd.
     fn settings(&self) -> Result<Settings, ArgumentError> {
         let threads = self.within("--serve-threads", 1..=SERVE_THREADS_MAX as u64, "1 to 64")?;
+        let ring_reads = self.within("--ring-reads", 0..=RING_READS_MAX as u64, "0 to 1024")?;
         let buffer = self.number("--capture-buffer-bytes-max")?;
         let outage = self.within("--memory-outage-s", 1..=MEMORY_OUTAGE_S_MAX, "1 to 86400")?;
         Ok(Settings {
             threads: threads.map_or(SERVE_THREADS_DEFAULT, |count| count as usize),
+            ring_reads: ring_reads.map_or(RING_READS_DEFAULT, |count| count as usize),
             capture_buffer_bytes_max: buffer.unwrap_or(CAPTURE_BUFFER_BYTES_MAX_DEFAULT),
             remote: self.remote()?,
             memory_outage: outage.map_or(MEMORY_OUTAGE_DEFAULT, Duration::from_secs),
@@ -230,6 +234,7 @@ impl Options {
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub threads: usize,
+    pub ring_reads: usize,
     pub capture_buffer_bytes_max: u64,
     pub remote: Option<RemoteSettings>,
     pub memory_outage: Duration,
@@ -248,6 +253,7 @@ impl Settings {
     pub fn options(&self) -> Vec<String> {
         let mut options = vec![
             ("--serve-threads", self.threads.to_string()),
+            ("--ring-reads", self.ring_reads.to_string()),
             ("--capture-buffer-bytes-max", self.capture_buffer_bytes_max.to_string()),
             ("--memory-outage-s", self.memory_outage.as_secs().to_string()),
         ];
@@ -313,6 +319,7 @@ mod tests {
             (&format!("{folders} --serve-threads 0"), "--serve-threads"),
             (&format!("{folders} --serve-threads 65"), "--serve-threads"),
             (&format!("{folders} --serve-threads"), "--serve-threads"),
+            (&format!("{folders} --ring-reads 1025"), "--ring-reads"),
             (&format!("{folders} --verbose 1"), "--verbose"),
             (&format!("{folders} --stores /s"), "--cache"),
             (

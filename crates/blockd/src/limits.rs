@@ -33,6 +33,22 @@ pub const SERVE_THREADS_DEFAULT: usize = 4;
 /// Threads per mount at most. More are started only when all are inside a handler.
 pub const SERVE_THREADS_MAX: usize = 64;
 
+/// Small local reads of a mount under way without a thread each, unless `--ring-reads` says otherwise; and at most. What is
+/// beyond takes a thread.
+pub const RING_READS_DEFAULT: usize = 64;
+pub const RING_READS_MAX: usize = 1024;
+
+/// Bytes of such a read, and the pieces of files that it may consist of.
+pub const RING_READ_BYTES_MAX: usize = 64 << 10;
+pub const RING_PIECES_MAX: usize = 16;
+
+/// Bytes of the largest request, a WRITE with its headers; of one that is copied for a thread rather than handed over in
+/// its buffer; of all that wait for a thread or are with one; and how many buffers of the first size are kept.
+pub const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
+pub const COPIED_REQUEST_BYTES_MAX: usize = 32 << 10;
+pub const QUEUED_BYTES_MAX: usize = 64 << 20;
+pub const SPARE_REQUEST_BUFFERS_MAX: usize = 16;
+
 /// How long a thread must have been idle among others before it ends: longer than the pauses of a busy guest.
 pub const SURPLUS_WINDOW: Duration = Duration::from_secs(3);
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use aenv_wire::block::ExportKind;
+use rustix::event::EventfdFlags;
 use rustix::process::Signal;
 
 use crate::arguments::{Folders, Settings};
@@ -69,17 +70,15 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
     let exports = Arc::new(Exports::load(&folders.state, remote)?);
     let counters = Arc::new(Counters::default());
     let session = |kind, descriptor| {
-        Session::new(
-            kind,
-            Channel::new(descriptor),
-            exports.clone(),
-            counters.clone(),
-            settings.threads,
-        )
+        let channel = Channel::new(descriptor).map_err(system("use a connection"))?;
+        let session = Session::new(kind, channel, exports.clone(), counters.clone(), &settings);
+        Ok::<_, ServeError>(session)
     };
-    let (memory, disks) = (session(ExportKind::Memory, memory), session(ExportKind::Disk, disks));
+    let (memory, disks) = (session(ExportKind::Memory, memory)?, session(ExportKind::Disk, disks)?);
+    let gone = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+    let gone = gone.map_err(|error| system("count mounts")(error.into()))?;
     for session in [&disks, &memory] {
-        take_over(session).map_err(system("start the threads that answer guests"))?;
+        take_over(session, &gone).map_err(system("start the threads that answer guests"))?;
     }
     say!(
         "aenv-blockd: {} answers for {} exports after {:?}",
@@ -110,7 +109,7 @@ pub fn run(arguments: ServeArguments) -> Result<(), ServeError> {
         move || serve_control(&daemon, &folders)
     })
     .map_err(system("serve the control socket"))?;
-    wait_for_the_end(&daemon, &stop, &folders);
+    wait_for_the_end(&daemon, &stop, &gone, &folders);
     Ok(())
 }
 
@@ -140,12 +139,13 @@ fn serve_control(daemon: &Arc<Daemon>, folders: &Folders) {
     }
 }
 
-fn take_over(session: &Arc<Session>) -> io::Result<()> {
+/// Serves one mount from here on; `gone` counts it when it is no more.
+fn take_over(session: &Arc<Session>, gone: &OwnedFd) -> io::Result<()> {
     // Before anything was ever read this puts nothing back; so the first blockd need not know that it is the first.
     if let Err(error) = session.channel.resend() {
         say!("aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end");
     }
-    session.start()
+    session.start(gone.try_clone()?)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -156,23 +156,22 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         .map(|_| ())
 }
 
-/// Waits for the order to stop, or for both mounts to be gone.
-fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
+/// Waits for the order to stop, or for both mounts to be gone, which the receivers say: a look at their descriptors here
+/// would wake this thread with each request.
+fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, gone: &OwnedFd, folders: &Folders) {
     use rustix::event::{PollFd, PollFlags, poll};
+    let mut mounts = 2;
     loop {
-        let mut watched = [
-            PollFd::new(stop, PollFlags::IN),
-            PollFd::new(daemon.memory.channel.descriptor(), PollFlags::ERR),
-            PollFd::new(daemon.disks.channel.descriptor(), PollFlags::ERR),
-        ];
+        let mut watched = [PollFd::new(stop, PollFlags::IN), PollFd::new(gone, PollFlags::IN)];
         if poll(&mut watched, None).is_err() {
             continue;
         }
         let stopped = !watched[0].revents().is_empty();
-        let gone = watched[1..]
-            .iter()
-            .all(|mount| mount.revents().contains(PollFlags::ERR));
-        if stopped || gone {
+        let mut count = [0; 8];
+        if !watched[1].revents().is_empty() && rustix::io::read(gone, &mut count).is_ok() {
+            mounts -= u64::from_ne_bytes(count).min(mounts);
+        }
+        if stopped || mounts == 0 {
             daemon.captures.cancel_all();
             let _ = crate::files::remove_if_there(&folders.socket());
             let _ = crate::files::remove_if_there(&folders.serve_record());
@@ -182,10 +181,6 @@ fn wait_for_the_end(daemon: &Daemon, stop: &OwnedFd, folders: &Folders) {
                 if stopped { "as told" } else { "with its mounts" }
             );
             return;
-        }
-        if watched[1..].iter().any(|mount| !mount.revents().is_empty()) {
-            // One of two mounts is gone and its descriptor stays ready: look again at a pace that costs nothing.
-            std::thread::sleep(std::time::Duration::from_millis(100));
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aenv_wire::block::ExportKind;
+
 /// What is counted; the name is the protocol's.
 #[derive(Debug, Clone, Copy)]
 pub enum Counter {
@@ -18,6 +20,16 @@ pub enum Counter {
     RequestFailed,
     Captured,
     CaptureFailed,
+}
+
+impl Counter {
+    /// The reads of exports of this kind.
+    pub fn read_of(kind: ExportKind) -> Counter {
+        match kind {
+            ExportKind::Memory => Counter::MemoryRead,
+            ExportKind::Disk => Counter::DiskRead,
+        }
+    }
 }
 
 const NAMES: [(Counter, &str); 12] = [

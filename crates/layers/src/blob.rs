@@ -31,6 +31,11 @@ pub trait Blob: Send + Sync + std::fmt::Debug {
     fn file_identity(&self) -> Option<FileIdentity> {
         None
     }
+
+    /// The local file whose bytes are exactly the blob's, if there is one.
+    fn file(&self) -> Option<&File> {
+        None
+    }
 }
 
 /// How a path becomes a blob. The layer that comes of it is shared by all who open the same local file.
@@ -95,10 +100,6 @@ impl FileBlob {
     pub fn path(&self) -> &Path {
         &self.path
     }
-
-    pub fn file(&self) -> &File {
-        &self.file
-    }
 }
 
 impl Blob for FileBlob {
@@ -113,5 +114,9 @@ impl Blob for FileBlob {
 
     fn file_identity(&self) -> Option<FileIdentity> {
         Some(self.identity)
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(&self.file)
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, RenameFlags};
+use rustix::io::ReadWriteFlags;
 
 use crate::error::{At, Damage, Error, Result};
 
@@ -107,6 +108,16 @@ pub(crate) fn write_all(
 /// have must never read as zero.
 pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) -> Result<()> {
     fill(path, buf, offset, |part, at| file.read_at(part, at))
+}
+
+/// Whether a read of the file can be begun without waiting for it, as io_uring does. Where not (FUSE, NFS), io_uring may
+/// hold up whoever submits.
+pub(crate) fn begins_at_once(file: &File) -> bool {
+    let mut byte = [0];
+    let mut part = [io::IoSliceMut::new(&mut byte)];
+    let outcome = rustix::io::preadv2(file, &mut part, 0, ReadWriteFlags::NOWAIT);
+    // EAGAIN says that it is not in memory, and that this was found without waiting.
+    matches!(outcome, Ok(_) | Err(rustix::io::Errno::AGAIN))
 }
 
 /// A short read goes on where it stopped.

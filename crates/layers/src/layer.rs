@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use crate::SECTOR_BYTES;
 use crate::blob::{Blob, FileBlob, FileIdentity};
+use crate::cold::{ColdReads, Reader};
 use crate::envelope;
 use crate::error::{At, Error, Result};
+use crate::file_ops::begins_at_once;
 use crate::header::Fields;
 use crate::index::Index;
 use crate::layer_file;
@@ -28,6 +30,11 @@ pub struct Layer {
     _anchor: Option<File>,
     fields: Fields,
     index: Arc<Index>,
+    /// None if the bytes are not just those of a file. Made at the open and not at a read, which must not wait for another
+    /// file system's open.
+    cold: Option<ColdReads>,
+    /// Whether its bytes are just those of a file whose reads can be begun without waiting.
+    begins_at_once: bool,
 }
 
 impl Layer {
@@ -67,6 +74,7 @@ impl Layer {
     fn load(path: &Path, blob: Arc<dyn Blob>, identity: FileIdentity, anchor: Option<File>) -> Result<Layer> {
         let blob = envelope::open(path, blob)?;
         let (fields, segments) = layer_file::read(blob.as_ref(), path)?;
+        let (cold, begins_at_once) = (cold_reads(blob.as_ref()), blob.file().is_some_and(begins_at_once));
         Ok(Layer {
             path: path.to_owned(),
             blob,
@@ -74,6 +82,8 @@ impl Layer {
             _anchor: anchor,
             fields,
             index: Arc::new(Index::new(segments)?),
+            cold,
+            begins_at_once,
         })
     }
 
@@ -82,6 +92,7 @@ impl Layer {
         // A new descriptor: the upper's own is writable.
         let blob = FileBlob::open(path)?;
         let identity = blob.file_identity().unwrap_or_else(FileIdentity::unique);
+        let (cold, begins_at_once) = (cold_reads(&blob), blob.file().is_some_and(begins_at_once));
         Ok(Layer {
             path: path.to_owned(),
             blob: Arc::new(blob),
@@ -89,6 +100,8 @@ impl Layer {
             _anchor: None,
             fields,
             index: Arc::new(Index::new(segments)?),
+            cold,
+            begins_at_once,
         })
     }
 
@@ -155,7 +168,34 @@ impl Layer {
     }
 
     /// Reads the layer's bytes from `file_sector` on; their end inside the range is an error.
-    pub(crate) fn read_data(&self, buf: &mut [u8], file_sector: u64) -> Result<()> {
+    pub(crate) fn read_stored(&self, buf: &mut [u8], file_sector: u64) -> Result<()> {
         self.blob.read_exact_at(buf, file_sector * SECTOR_BYTES)
     }
+
+    /// As `read_stored`, for somebody who caches what it reads: perhaps past the host's page cache.
+    pub(crate) fn read_for_cacher(&self, reader: Reader, buf: &mut [u8], file_sector: u64) -> Result<()> {
+        let offset = file_sector * SECTOR_BYTES;
+        if let (Some(file), Some(cold)) = (self.blob.file(), &self.cold)
+            && cold.read(reader, file, buf, offset)
+        {
+            return Ok(());
+        }
+        self.read_stored(buf, file_sector)
+    }
+
+    /// The file that such a reader reads `buf` from, at `file_sector`, if the layer's bytes are just those of a file whose
+    /// reads can be begun without waiting.
+    pub(crate) fn file_for_cacher(&self, reader: Reader, buf: &[u8], file_sector: u64) -> Option<&File> {
+        let file = self.blob.file().filter(|_| self.begins_at_once)?;
+        let offset = file_sector * SECTOR_BYTES;
+        let direct = self
+            .cold
+            .as_ref()
+            .and_then(|cold| cold.file_for(reader, file, buf, offset));
+        Some(direct.unwrap_or(file))
+    }
+}
+
+fn cold_reads(blob: &dyn Blob) -> Option<ColdReads> {
+    ColdReads::of(blob.file()?, blob.len_bytes())
 }

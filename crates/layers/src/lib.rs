@@ -15,6 +15,7 @@
 
 mod blob;
 mod canonical;
+mod cold;
 mod digest;
 mod envelope;
 mod error;
@@ -30,6 +31,7 @@ mod map;
 mod map_header;
 mod merge;
 mod parallel;
+mod plan;
 mod registry;
 mod seal;
 mod segment;
@@ -54,6 +56,7 @@ pub use import::{ImportReport, import_raw};
 pub use index::Index;
 pub use layer::Layer;
 pub use merge::{MergeReport, merge, merge_with};
+pub use plan::{FileRead, ReadPlan};
 pub use registry::Registry;
 pub use seal::SealReport;
 pub use segment::{MAX_SEGMENT_SECTORS, Segment};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::SECTOR_BYTES;
+use crate::cold::Reader;
 use crate::error::{Error, Result};
 use crate::extent::Sectors;
 use crate::index::{Index, Piece, flatten, overlay};
@@ -21,6 +22,9 @@ pub(crate) struct Lowers {
 /// Pieces of one layer that are closer to each other than this are announced as one: stores are read in blocks of about
 /// this size.
 const NEAR_BYTES: u64 = 64 << 10;
+
+/// A piece of a read that is worth a request to the disk of its own.
+const LARGE_PIECE_BYTES: usize = 64 << 10;
 
 impl Lowers {
     /// Merges the layers' indexes. Errors: `TooManyLayers`, `TooManySegments`.
@@ -68,13 +72,14 @@ impl Lowers {
         self.index.clone()
     }
 
-    /// Fills `buf` with the sectors from `start` on; unmapped ones are zero.
-    pub fn read(&self, buf: &mut [u8], start: u64) -> Result<()> {
+    /// Fills `buf` with the sectors from `start` on, for `reader`; unmapped ones are zero.
+    pub fn read(&self, reader: Reader, buf: &mut [u8], start: u64) -> Result<()> {
         let end = start + buf.len() as u64 / SECTOR_BYTES;
         if self.distant {
             self.announce(start, end);
         }
         let place = |sector: u64| ((sector - start) * SECTOR_BYTES) as usize;
+        let whole = buf.len();
         self.index.for_each(start, end, |piece| match piece {
             Piece::Hole(first, sectors) => {
                 buf[place(first)..place(first + sectors)].fill(0);
@@ -82,7 +87,7 @@ impl Lowers {
             }
             Piece::Mapped(segment) => {
                 let part = &mut buf[place(segment.start())..place(segment.end())];
-                self.read_segment(part, &segment)
+                self.read_segment(reader, part, &segment, whole)
             }
         })
     }
@@ -112,13 +117,19 @@ impl Lowers {
         }
     }
 
-    fn read_segment(&self, part: &mut [u8], segment: &Segment) -> Result<()> {
+    /// `whole`: bytes of the read that this is a part of.
+    fn read_segment(&self, reader: Reader, part: &mut [u8], segment: &Segment, whole: usize) -> Result<()> {
         if segment.is_zero() {
             part.fill(0);
             return Ok(());
         }
         // Tags are given by this module and number the layers.
-        self.layers[usize::from(segment.tag())].read_data(part, segment.file_sector())
+        let layer = &self.layers[usize::from(segment.tag())];
+        // One after the other, small pieces would each wait for the disk; the kernel's readahead brings several at once.
+        match part.len() == whole || part.len() >= LARGE_PIECE_BYTES {
+            true => layer.read_for_cacher(reader, part, segment.file_sector()),
+            false => layer.read_stored(part, segment.file_sector()),
+        }
     }
 
     /// Calls `visit(sectors, is data)` for the parts of the range, in order.

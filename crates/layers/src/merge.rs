@@ -67,7 +67,7 @@ fn copy(layer: &Layer, segment: &Segment, writer: &mut LayerWriter, chunk: &mut 
     while done < segment.sectors() {
         let sectors = (segment.sectors() - done).min(CHUNK_SECTORS);
         let part = &mut chunk[..(sectors * SECTOR_BYTES) as usize];
-        layer.read_data(part, segment.file_sector() + done)?;
+        layer.read_stored(part, segment.file_sector() + done)?;
         writer.append((segment.start() + done) * SECTOR_BYTES, part)?;
         done += sectors;
     }

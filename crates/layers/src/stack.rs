@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use crate::SECTOR_BYTES;
+use crate::cold::Reader;
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ExtentKind, Sectors};
 use crate::index::Index;
@@ -29,6 +30,8 @@ pub const MAX_LAYERS: usize = 255;
 #[derive(Debug)]
 pub struct Stack {
     size: u64,
+    /// As what it is known to its layers.
+    reader: Reader,
     registry: Arc<Registry>,
     state: RwLock<Arc<State>>,
     /// One seal at a time.
@@ -36,9 +39,9 @@ pub struct Stack {
 }
 
 #[derive(Debug)]
-struct State {
-    lowers: Arc<Lowers>,
-    upper: Option<Arc<Upper>>,
+pub(crate) struct State {
+    pub lowers: Arc<Lowers>,
+    pub upper: Option<Arc<Upper>>,
 }
 
 impl Stack {
@@ -72,6 +75,7 @@ impl Stack {
         let state = RwLock::new(Arc::new(State { lowers, upper }));
         Ok(Stack {
             size,
+            reader: Reader::next(),
             registry: registry.clone(),
             state,
             seal: Mutex::new(()),
@@ -105,8 +109,8 @@ impl Stack {
         let range = Sectors::new(offset, buf.len() as u64, self.size)?;
         let state = self.current();
         match &state.upper {
-            Some(upper) => upper.read_over(buf, range, |part, start| state.lowers.read(part, start)),
-            None => state.lowers.read(buf, range.start),
+            Some(upper) => upper.read_over(buf, range, |part, start| state.lowers.read(self.reader, part, start)),
+            None => state.lowers.read(self.reader, buf, range.start),
         }
     }
 
@@ -199,7 +203,11 @@ impl Stack {
         self.current().lowers.shared_index()
     }
 
-    fn current(&self) -> Arc<State> {
+    pub(crate) fn reader(&self) -> Reader {
+        self.reader
+    }
+
+    pub(crate) fn current(&self) -> Arc<State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use crate::SECTOR_BYTES;
 use crate::error::{At, Damage, Error, Result};
 use crate::extent::Sectors;
-use crate::file_ops::{FileOps, SystemOps, read_exact, write_all};
+use crate::file_ops::{FileOps, SystemOps, begins_at_once, read_exact, write_all};
 use crate::header::{Fields, HEADER_BYTES, HEADER_LEN, Part};
 use crate::layer::Layer;
 use crate::map::{Map, SectorState};
@@ -46,6 +46,8 @@ pub struct Upper {
     pub(crate) fields: Fields,
     pub(crate) ops: Arc<dyn FileOps>,
     pub(crate) write_back: WriteBack,
+    /// Whether reads of the file can be begun without waiting.
+    pub(crate) begins_at_once: bool,
     /// Held shared by every change, exclusively by a seal; true once sealed.
     pub(crate) sealed: RwLock<bool>,
 }
@@ -133,6 +135,7 @@ impl Upper {
         })?;
         Ok(Upper {
             path: path.to_owned(),
+            begins_at_once: begins_at_once(&file),
             file,
             map,
             fields,
@@ -165,6 +168,7 @@ impl Upper {
         };
         let upper = Upper {
             path: path.to_owned(),
+            begins_at_once: begins_at_once(&file),
             file,
             map,
             fields,

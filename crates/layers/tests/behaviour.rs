@@ -197,12 +197,14 @@ fn stacks_of_one_registry_share_files_and_indexes() {
     let stacks: Vec<_> = (0..50)
         .map(|_| Stack::open_with(&registry, &layers, None, MIB).unwrap())
         .collect();
-    assert_eq!(descriptors(), 2);
+    // Each layer's own and, where the file system has them, one for direct reads.
+    let of_two_layers = descriptors();
+    assert!(of_two_layers == 2 || of_two_layers == 4, "{of_two_layers}");
     // Another name of the same file is the same layer.
     let alias = folder.path().join("alias");
     std::fs::hard_link(&base, &alias).unwrap();
     let other = Stack::open_with(&registry, &[alias], None, MIB).unwrap();
-    assert_eq!(descriptors(), 2);
+    assert_eq!(descriptors(), of_two_layers);
     drop((stacks, other));
     assert_eq!(descriptors(), 0);
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aenv_layers::{Registry, SealReport, Stack};
+use aenv_layers::{ReadPlan, Registry, SealReport, Stack};
 
 use super::ExportError;
 use crate::remote::Remote;
@@ -35,6 +35,11 @@ impl Content {
 
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), aenv_layers::Error> {
         self.stack.read_at(buffer, offset)
+    }
+
+    /// See [`Stack::plan_read`].
+    pub fn plan_read(&self, buffer: &mut [u8], offset: u64) -> Result<Option<ReadPlan>, aenv_layers::Error> {
+        self.stack.plan_read(buffer, offset)
     }
 
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), aenv_layers::Error> {

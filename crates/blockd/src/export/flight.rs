@@ -105,6 +105,17 @@ impl Flight {
         }
     }
 
+    /// As `begin`, for a request that occupies no thread: whether it may be handled now. Ended by `finish_without_thread`.
+    pub fn begin_without_thread(&self, unique: u64) -> bool {
+        let mut inner = self.lock();
+        !inner.abandoned && inner.running.insert(unique)
+    }
+
+    /// Whether the request is still waiting for its answer.
+    pub fn finish_without_thread(&self, unique: u64) -> bool {
+        self.lock().running.remove(&unique)
+    }
+
     /// Whether everything is refused; a handler that waits for better times asks it.
     pub fn is_abandoned(&self) -> bool {
         self.lock().abandoned
@@ -154,6 +165,18 @@ mod tests {
         assert!(!flight.finish(1).wanted);
         assert_eq!(flight.begin(2, b"r"), Begun::Abandoned);
         assert!(flight.abandon().is_empty());
+    }
+
+    #[test]
+    fn requests_without_a_thread_have_no_limit_and_are_abandoned_like_others() {
+        let flight = Flight::default();
+        let count = 2 * RUNNING_PER_EXPORT_MAX as u64;
+        assert!((0..count).all(|unique| flight.begin_without_thread(unique)));
+        assert!(flight.finish_without_thread(0));
+        assert_eq!(flight.begin(count, b"r"), Begun::Run, "they take no thread's place");
+        assert_eq!(flight.abandon().len() as u64, count);
+        assert!(!flight.finish_without_thread(1));
+        assert!(!flight.begin_without_thread(count + 1));
     }
 
     #[test]

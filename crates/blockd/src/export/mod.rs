@@ -11,7 +11,7 @@ mod seal;
 mod table;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Instant;
 
 use aenv_cache::Cancel;
@@ -70,8 +70,8 @@ impl Export {
 
     /// The layers, opened at the first use after a restart: a take-over must not wait for the index of every export.
     pub fn content(&self, layers: &Layers) -> Result<Arc<Content>, ExportError> {
-        if let Some(content) = self.content.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            return Ok(content.clone());
+        if let Some(content) = self.opened() {
+            return Ok(content);
         }
         let mut slot = self.content.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(content) = slot.as_ref() {
@@ -88,6 +88,15 @@ impl Export {
                 self.tell_of_failure("opening", &error);
                 Err(error)
             }
+        }
+    }
+
+    /// The layers, if they are open and nobody is just opening them: never waits.
+    pub fn opened(&self) -> Option<Arc<Content>> {
+        match self.content.try_read() {
+            Ok(content) => content.clone(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().clone(),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

@@ -60,13 +60,10 @@ impl Buffer {
         })
     }
 
-    /// All of it, to be filled by `fill`, which returns how many bytes it used.
-    pub fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> Option<usize> {
+    /// All of it, to be filled by `fill`. For a resident buffer: what was used is not counted.
+    pub fn fill<T>(&mut self, fill: impl FnOnce(&mut [u8]) -> T) -> T {
         // SAFETY: the mapping has `length` bytes, is initialised (zero pages), and the borrow is exclusive.
-        let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) };
-        let filled = fill(all);
-        self.used = self.used.max(filled.unwrap_or(0));
-        filled
+        fill(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) })
     }
 
     /// The first `length` bytes, to be written. Panics beyond the end, as a slice does.
@@ -131,10 +128,7 @@ mod tests {
 
         kept.store(BUFFER_BYTES_KEPT, Ordering::Relaxed);
         let mut second = Buffer::new(1 << 20).unwrap();
-        second.fill(|all| {
-            all[..4096].fill(7);
-            Some(4096)
-        });
+        second.first(4096).fill(7);
         second.settle(&kept);
         assert_eq!((kept.load(Ordering::Relaxed), second[0]), (BUFFER_BYTES_KEPT, 0));
         first.first(8193);

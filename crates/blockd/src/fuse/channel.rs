@@ -3,36 +3,53 @@
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::abi::{Body, notify, out_header};
 
-/// Several threads read from and write to one descriptor; the kernel hands each request to one of them.
+/// One thread reads from the descriptor, several write to it.
 #[derive(Debug)]
 pub struct Channel {
     descriptor: OwnedFd,
 }
 
+/// What a look for a request found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// One of so many bytes.
+    Request(usize),
+    Nothing,
+    /// The mount is gone.
+    Gone,
+}
+
 impl Channel {
-    pub fn new(descriptor: OwnedFd) -> Channel {
-        Channel { descriptor }
+    /// Errors: the descriptor is none.
+    pub fn new(descriptor: OwnedFd) -> io::Result<Channel> {
+        // The thread that reads must never wait there, it has other things under way. The flag belongs to what keeper and
+        // blockd share, and nobody reads otherwise.
+        let flags = rustix::fs::fcntl_getfl(&descriptor)?;
+        rustix::fs::fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
+        Ok(Channel { descriptor })
     }
 
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
     }
 
-    /// The next request, or None when the mount is gone.
-    pub fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
+    /// The next request, if there is one.
+    pub fn receive(&self, buffer: &mut [u8]) -> Received {
         loop {
             match rustix::io::read(&self.descriptor, &mut *buffer) {
-                Ok(length) => return Some(length),
+                Ok(length) => return Received::Request(length),
                 // ENOENT: the request was interrupted before it could be handed over.
-                Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
-                Err(Errno::NODEV) => return None,
+                Err(Errno::INTR | Errno::NOENT) => {}
+                Err(Errno::AGAIN) => return Received::Nothing,
+                Err(Errno::NODEV) => return Received::Gone,
                 Err(error) => {
                     say!("aenv-blockd: reading from /dev/fuse failed: {error}");
-                    return None;
+                    return Received::Gone;
                 }
             }
         }

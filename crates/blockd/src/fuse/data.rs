@@ -52,20 +52,36 @@ fn failed(export: &Export, what: &str, error: &aenv_layers::Error) -> i32 {
     errno
 }
 
+/// The bytes that a READ is about.
+#[derive(Debug)]
+pub struct ReadRange {
+    /// The sectors that have them, as bytes of the export.
+    pub sectors: Range<u64>,
+    /// Where in those sectors they begin, and how many there are: fewer than asked for at the end of the export.
+    pub lead: usize,
+    pub length: usize,
+}
+
+impl ReadRange {
+    /// Errors: EINVAL for parts of sectors of a file that was opened O_DIRECT.
+    pub fn of(export: &Export, request: Request<'_>) -> Result<ReadRange, i32> {
+        let (offset, asked, flags) = request.transfer();
+        let left = export.size_bytes.saturating_sub(offset);
+        let length = usize::try_from(left).unwrap_or(usize::MAX);
+        let length = length.min(asked).min(TRANSFER_BYTES_MAX);
+        let sectors = whole_sectors(offset, length as u64);
+        refuse_partial_sectors(offset, length, flags)?;
+        Ok(ReadRange {
+            lead: (offset - sectors.start) as usize,
+            sectors,
+            length,
+        })
+    }
+}
+
 fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
-    let (offset, asked, flags) = request.transfer();
-    session.counters.add(if export.kind == ExportKind::Memory {
-        Counter::MemoryRead
-    } else {
-        Counter::DiskRead
-    });
-    let left = export.size_bytes.saturating_sub(offset);
-    let length = usize::try_from(left)
-        .unwrap_or(usize::MAX)
-        .min(asked)
-        .min(TRANSFER_BYTES_MAX);
-    let sectors = whole_sectors(offset, length as u64);
-    refuse_partial_sectors(offset, length, flags)?;
+    session.counters.add(Counter::read_of(export.kind));
+    let ReadRange { sectors, lead, length } = ReadRange::of(export, request)?;
     if length > 0 {
         let content = content(session, export)?;
         // It fits: the buffer has room for a whole transfer and a sector on either side.
@@ -73,7 +89,6 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut Buf
         read_content(session, export, &content, span, sectors.start).map_err(|error| failed(export, "read", &error))?;
     }
     session.counters.add_many(Counter::ReadBytes, length as u64);
-    let lead = (offset - sectors.start) as usize;
     Ok(Done::Read(lead..lead + length))
 }
 

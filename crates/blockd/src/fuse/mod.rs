@@ -10,6 +10,9 @@ mod channel;
 mod crew;
 mod data;
 mod directory;
+mod queue;
+mod receiver;
+mod ring;
 mod session;
 
 pub use abi::ROOT_INODE;

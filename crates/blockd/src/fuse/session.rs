@@ -1,10 +1,12 @@
 //! The threads that answer one mount.
 //!
-//! Each thread reads a request, handles it where it stands and reads the next. A handler blocks on local files, and on
-//! a store where the layers are remote: those have a limit of their own (`remote::Waiting`).
+//! Requests come from the receiver (`receiver`) through a queue; each thread takes one, handles it where it stands and takes
+//! the next. A handler blocks on local files, and on a store where the layers are remote: those have a limit of their own
+//! (`remote::Waiting`).
 //! Threads are started while all are inside handlers, up to `SERVE_THREADS_MAX`, and surplus ones end (`Crew`): together
 //! with the limit per export (`export::Flight`), one slow file cannot take the mount down.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -16,9 +18,12 @@ use super::abi::{self, Request, opcode};
 use super::buffer::Buffer;
 use super::channel::Channel;
 use super::crew::Crew;
+use super::queue::Queue;
+use super::receiver::Receiver;
 use super::{data, directory};
+use crate::arguments::Settings;
 use crate::export::{Begun, Export, Exports, Parked};
-use crate::limits::{STACK_BYTES, TRANSFER_BYTES_MAX};
+use crate::limits::{SECTOR_BYTES, STACK_BYTES, TRANSFER_BYTES_MAX};
 use crate::remote::Waiting;
 use crate::stats::{Counter, Counters};
 
@@ -29,33 +34,19 @@ pub struct Session {
     pub channel: Channel,
     pub exports: Arc<Exports>,
     pub counters: Arc<Counters>,
+    pub queue: Queue,
     waiting: Waiting,
     crew: Crew,
+    /// Reads under way without a thread.
+    ring_reads: usize,
     /// The clock of the crew.
     begun: Instant,
     /// Bytes that the threads' buffers hold.
     buffer_bytes: AtomicUsize,
 }
 
-/// Where a thread puts a request and the data it answers. A request is at most a WRITE with its headers; a disk read
-/// that is not aligned takes up to a sector more on either side.
-struct Buffers {
-    request: Buffer,
-    data: Buffer,
-}
-
-impl Buffers {
-    fn new() -> std::io::Result<Buffers> {
-        Ok(Buffers {
-            request: Buffer::resident(TRANSFER_BYTES_MAX + 4096)?,
-            data: Buffer::new(TRANSFER_BYTES_MAX + 1024)?,
-        })
-    }
-
-    fn settle(&mut self, kept: &AtomicUsize) {
-        self.data.settle(kept);
-    }
-}
+/// Bytes of a thread's buffer: a disk read that is not aligned takes up to a sector more on either side.
+const DATA_BYTES: usize = TRANSFER_BYTES_MAX + 2 * SECTOR_BYTES as usize;
 
 impl Session {
     pub fn new(
@@ -63,27 +54,45 @@ impl Session {
         channel: Channel,
         exports: Arc<Exports>,
         counters: Arc<Counters>,
-        threads_at_rest: usize,
+        settings: &Settings,
     ) -> Arc<Session> {
         Arc::new(Session {
             kind,
             channel,
             exports,
             counters,
+            queue: Queue::default(),
             waiting: Waiting::default(),
-            crew: Crew::new(threads_at_rest),
+            crew: Crew::new(settings.threads),
+            ring_reads: settings.ring_reads,
             begun: Instant::now(),
             buffer_bytes: AtomicUsize::new(0),
         })
     }
 
-    /// Starts the threads that are there at rest.
-    pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
-        (0..self.crew.at_rest()).try_for_each(|_| self.start_thread())
+    /// Starts the threads that are there at rest, and then the receiver, which adds one to the eventfd `gone` when the mount
+    /// is no more.
+    pub fn start(self: &Arc<Self>, gone: OwnedFd) -> std::io::Result<()> {
+        (0..self.crew.at_rest()).try_for_each(|_| self.start_thread())?;
+        let receiver = Receiver::new(self.clone())?;
+        let reads = self.ring_reads;
+        spawn("receiver", move || {
+            receiver.run(reads);
+            // Cannot fail: the counter is far from its end.
+            let _ = rustix::io::write(&gone, &1u64.to_ne_bytes());
+        })
     }
 
     pub fn threads(&self) -> usize {
-        self.crew.threads()
+        let receiver = 1;
+        self.crew.threads() + receiver
+    }
+
+    /// The export that a request for content is about.
+    pub fn export_of(&self, request: Request<'_>) -> Option<Arc<Export>> {
+        self.exports
+            .by_inode(request.inode())
+            .filter(|export| export.kind == self.kind)
     }
 
     /// Answers requests that `Exports::abandon` or `unexport` took out of flight.
@@ -95,46 +104,32 @@ impl Session {
 
     fn start_thread(self: &Arc<Self>) -> std::io::Result<()> {
         let session = self.clone();
-        let buffers = Buffers::new()?;
+        let data = Buffer::new(DATA_BYTES)?;
         self.crew.joins();
         let name = format!("{:?}", self.kind).to_lowercase();
-        let started = std::thread::Builder::new()
-            .name(name)
-            .stack_size(STACK_BYTES)
-            .spawn(move || session.serve(buffers));
-        if started.is_err() {
-            self.crew.leaves();
-        }
-        started.map(|_| ())
+        spawn(&name, move || session.serve(data)).inspect_err(|_| self.crew.leaves())
     }
 
-    fn serve(self: Arc<Self>, mut buffers: Buffers) {
-        while let Some(length) = buffers.request.fill(|all| self.channel.receive(all)) {
+    fn serve(self: Arc<Self>, mut data: Buffer) {
+        while let Some(job) = self.queue.take() {
             if self.crew.begins() {
                 // Without another thread requests only wait longer, so a failure is not worth more than going on.
                 let _ = self.start_thread();
             }
-            self.handle(&buffers.request[..length], &mut buffers.data);
-            buffers.settle(&self.buffer_bytes);
+            self.handle_data(Request::new(job.request()), &mut data);
+            self.queue.done(job);
+            data.settle(&self.buffer_bytes);
             if self.crew.ends(self.begun.elapsed()) {
                 break;
             }
         }
         self.crew.leaves();
-        buffers.data.give_back(&self.buffer_bytes);
+        data.give_back(&self.buffer_bytes);
     }
 
-    fn handle(&self, bytes: &[u8], data: &mut Buffer) {
-        let request = Request::new(bytes);
+    /// Requests that touch no content.
+    pub fn answer_at_once(&self, request: Request<'_>) {
         match request.opcode() {
-            opcode::READ | opcode::WRITE => self.handle_data(request, data),
-            opcode::FALLOCATE if self.kind == ExportKind::Disk => self.handle_data(request, data),
-            opcode::FALLOCATE => {
-                // The guest gives memory back. The image stays whole for every other clone, and success lets the VMM
-                // drop its private copy. ENOSYS would be remembered by the kernel.
-                self.counters.add(Counter::MemoryPunchIgnored);
-                self.channel.answer(request.unique(), &[]);
-            }
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::DESTROY => {}
             _ => match directory::answer(self, request) {
                 Ok(body) => self.channel.answer(request.unique(), body.bytes()),
@@ -143,13 +138,16 @@ impl Session {
         }
     }
 
+    /// The guest gives memory back. The image stays whole for every other clone, and success lets the VMM drop its private
+    /// copy. ENOSYS would be remembered by the kernel.
+    pub fn ignore_punch(&self, request: Request<'_>) {
+        self.counters.add(Counter::MemoryPunchIgnored);
+        self.channel.answer(request.unique(), &[]);
+    }
+
     /// Requests that touch content go through the export's flight table.
     fn handle_data(&self, request: Request<'_>, data: &mut Buffer) {
-        let Some(export) = self
-            .exports
-            .by_inode(request.inode())
-            .filter(|export| export.kind == self.kind)
-        else {
+        let Some(export) = self.export_of(request) else {
             // Unexported meanwhile: the same error as for what was waiting then.
             return self.channel.refuse(request.unique(), libc::EIO);
         };
@@ -206,4 +204,9 @@ impl Session {
         }
         finished.next
     }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.stack_size(STACK_BYTES).spawn(work).map(|_| ())
 }
