@@ -48,6 +48,69 @@ fn a_disk_reads_back_writes_and_discards_in_sectors() {
 }
 
 #[test]
+fn small_reads_over_several_layers_are_the_same_with_and_without_io_uring() {
+    if !host_can() {
+        return;
+    }
+    for ring_reads in ["0", "1", "64"] {
+        let daemons = Daemons::start_with(&["--ring-reads", ring_reads], &[]);
+        let mut client = daemons.client();
+        let path = client.disk("d", MIB, &[], &daemons.text("u0")).path;
+        let disk = open(&path);
+        let expected: Vec<u8> = (0..MIB as usize).map(|at| (at / 512 * 7) as u8 | 1).collect();
+        for layer in 0..3 {
+            let sectors = (layer..MIB as usize / 512 - 1).step_by(3);
+            sectors.for_each(|sector| {
+                let at = sector * 512;
+                disk.write_all_at(&expected[at..at + 512], at as u64).unwrap();
+            });
+            client.seal("d", Some(&daemons.text(&format!("u{}", layer + 1))));
+        }
+        let readers: Vec<_> = (0..8usize)
+            .map(|reader| {
+                let (file, expected) = (open(&path), expected.clone());
+                std::thread::spawn(move || {
+                    for round in 0..200 {
+                        let at = (reader * 7919 + round * 104_729) % (MIB as usize - 70_000);
+                        let mut back = vec![0; 1 + (round * 331) % 66_000];
+                        file.read_exact_at(&mut back, at as u64).unwrap();
+                        assert_eq!(back, expected[at..at + back.len()], "{at}");
+                    }
+                })
+            })
+            .collect();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        let mut last = [1; 512];
+        disk.read_exact_at(&mut last, MIB - 512).unwrap();
+        assert_eq!(last, [0; 512], "never written");
+        assert_eq!(disk.read_at(&mut last, MIB).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_layer_that_was_cut_short_is_an_error_of_its_readers_and_named_in_the_log() {
+    if !host_can() {
+        return;
+    }
+    let daemons = Daemons::start();
+    let mut client = daemons.client();
+    let disk = open(&client.disk("d", MIB, &[], &daemons.text("u0")).path);
+    disk.write_all_at(&vec![5; MIB as usize], 0).unwrap();
+    client.seal("d", Some(&daemons.text("u1")));
+    let layer = std::fs::OpenOptions::new()
+        .write(true)
+        .open(daemons.path("u0"))
+        .unwrap();
+    layer.set_len(4096 + 8192).unwrap();
+    let mut back = [0; 4096];
+    disk.read_exact_at(&mut back, 4096).unwrap();
+    assert_eq!(back, [5; 4096]);
+    let error = disk.read_at(&mut back, 8192).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert!(daemons.log().contains("u0"), "{}", daemons.log());
+}
+
+#[test]
 fn direct_readers_learn_the_sector_size_from_the_error() {
     if !host_can() {
         return;

@@ -4,7 +4,7 @@
 //! So a block that only one stack has read is read directly, which costs less and leaves no second copy behind. When a
 //! second stack reads it, it is one that several use: from then on it is in the page cache, once for all of them.
 //!
-//! Never direct: what is in the page cache already when it is first asked for, a small read that goes on where the last
+//! Never direct: what is in the page cache already when it is first asked for (wholly, or not on the disk yet), a small read that goes on where the last
 //! one ended (the kernel's readahead serves it better), and what the file system cannot read directly.
 
 use std::fs::File;
@@ -59,7 +59,7 @@ impl ColdReads {
     /// None where the file system, or a kernel before 6.5, cannot do what is needed.
     pub fn of(file: &File, length: u64) -> Option<ColdReads> {
         let align = alignment(file)?;
-        is_uncached(file, 0, BLOCK_BYTES)?;
+        Cached::of(file, 0, BLOCK_BYTES)?;
         // The same file whatever became of its name, by a description of its own: the flag belongs to that.
         let direct = File::options()
             .read(true)
@@ -88,7 +88,7 @@ impl ColdReads {
             && !self.refused.load(Ordering::Relaxed)
             && match self.mark(reader, offset, end) {
                 Found::Own => true,
-                Found::Unread => is_uncached(cached, offset, length) == Some(true),
+                Found::Unread => is_cold(cached, offset, length),
                 Found::Shared => false,
             };
         wanted.then_some(&self.direct)
@@ -157,16 +157,36 @@ fn alignment(file: &File) -> Option<u64> {
     (stat.stx_dio_offset_align > 0 && align.is_power_of_two()).then_some(align)
 }
 
-/// Whether no page of the range is in the page cache (cachestat(2), Linux 6.5). None if the kernel does not say.
-fn is_uncached(file: &File, offset: u64, length: u64) -> Option<bool> {
-    const CACHESTAT: libc::c_long = 451;
-    let range = [offset, length];
-    // Pages cached, dirty, under write-back, evicted, recently evicted.
-    let mut counts = [0u64; 5];
-    // SAFETY: the descriptor is borrowed; `struct cachestat_range` is two 64-bit numbers, read only, and `struct cachestat`
-    // five, written only.
-    let outcome = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0) };
-    (outcome == 0).then_some(counts[0] == 0)
+/// What the page cache has of a range, in pages.
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    pages: u64,
+    /// Not on the disk yet: a direct read would have to wait until they are.
+    unwritten: u64,
+}
+
+impl Cached {
+    /// cachestat(2), Linux 6.5. None if the kernel does not say.
+    fn of(file: &File, offset: u64, length: u64) -> Option<Cached> {
+        const CACHESTAT: libc::c_long = 451;
+        let range = [offset, length];
+        // Pages cached, dirty, under write-back, evicted, recently evicted.
+        let mut counts = [0u64; 5];
+        // SAFETY: the descriptor is borrowed; `struct cachestat_range` is two 64-bit numbers, read only, and `struct
+        // cachestat` five, written only.
+        let outcome = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0) };
+        (outcome == 0).then_some(Cached {
+            pages: counts[0],
+            unwritten: counts[1] + counts[2],
+        })
+    }
+}
+
+/// Whether something of the range has to come from the disk, and the disk has all of it. What is there in part (the
+/// kernel's readahead at the open) is read directly as well: else it would be completed, and read ahead from, for good.
+fn is_cold(file: &File, offset: u64, length: u64) -> bool {
+    let pages = (offset + length).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES;
+    Cached::of(file, offset, length).is_some_and(|cached| cached.unwritten == 0 && cached.pages < pages)
 }
 
 #[cfg(test)]
@@ -200,7 +220,7 @@ mod test {
         for _ in 0..2 {
             assert!(cold.read(MINE, &file, &mut block.0[..4096], 40 * 4096));
             assert_eq!(block.0[..4096], [40; 4096]);
-            assert_eq!(is_uncached(&file, 0, LENGTH as u64), Some(true));
+            assert_eq!(Cached::of(&file, 0, LENGTH as u64).unwrap().pages, 0);
         }
         assert!(!cold.read(OTHER, &file, &mut block.0[..4096], 40 * 4096));
         assert!(!cold.read(MINE, &file, &mut block.0[..4096], 40 * 4096), "it is shared");
@@ -211,9 +231,16 @@ mod test {
     #[test]
     fn what_is_cached_already_is_not_read_directly() {
         let Some((file, cold)) = cold_file() else { return };
-        file.write_all_at(&[1; 4096], 4096).unwrap();
         let mut block = Block([0; 8192]);
+        file.read_exact_at(&mut block.0[..4096], 4096).unwrap();
         assert!(!cold.read(MINE, &file, &mut block.0[..4096], 4096));
+        rustix::fs::fadvise(&file, 8192, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert!(cold.read(MINE, &file, &mut block.0, 4096 * 20), "what is not, is");
+        file.write_all_at(&[1; 4096], 4096 * 30).unwrap();
+        assert!(
+            !cold.read(MINE, &file, &mut block.0, 4096 * 30),
+            "nor what is only there"
+        );
     }
 
     #[test]
