@@ -1,8 +1,8 @@
 """One copy of a base in the page cache, however many sandboxes use it: counted by the kernel, not inferred.
 
-A disk's export keeps no pages of its own (the guest caches), so all disks share the pages of the layer's file, which has
-none before a second disk reads it. A memory image's export does keep them, because VMMs map it, all clones of the image
-map the same one, and the layer's file has none.
+A disk's export keeps no pages of its own (the guest caches), so all disks share the pages of the layer's file, which
+has none before a second disk reads it. A memory image's export does keep them, because VMMs map it, all clones of the
+image map the same one, and the layer's file has none.
 
 Counts hold only where memory is not short: a kernel that reclaims makes them smaller, never larger.
 """
