@@ -130,7 +130,8 @@ def test_the_store_may_be_away_while_a_guest_reads(bucket: Bucket) -> None:
 
 
 def test_a_sandbox_whose_memory_never_comes_ends_with_a_tombstone_that_names_the_store(bucket: Bucket) -> None:
-    node = bucket.start("f", AENV_CACHE_MEMORY_OUTAGE_S="3")
+    # Without the fill: else all of the memory may be here before the outage.
+    node = bucket.start("f", AENV_CACHE_MEMORY_OUTAGE_S="3", AENV_CACHE_FILL_BYTES_PER_S_MAX="0")
     box = Sandbox.create("base", **of(node))
     bucket.proxy.fail(SLOW_DOWN, times=-1)
     try:
