@@ -26,6 +26,7 @@ mod serve;
 mod signals;
 mod standing;
 mod stats;
+mod threads;
 
 use std::process::ExitCode;
 

@@ -24,6 +24,7 @@ use crate::limits::{CONTROL_RETRY, LOCK_WAIT};
 use crate::process::{Backoff, Lock, LockError, Peer, be_called, start_self, write_record};
 use crate::remote::Remote;
 use crate::stats::Counters;
+use crate::threads::spawn;
 
 /// Command line of blockd, which only the keeper writes.
 #[derive(Debug)]
@@ -146,14 +147,6 @@ fn take_over(session: &Arc<Session>, gone: &OwnedFd) -> io::Result<()> {
         say!("aenv-blockd: the kernel cannot resend requests ({error}): those in flight when blockd died never end");
     }
     session.start(gone.try_clone()?)
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(256 << 10)
-        .spawn(work)
-        .map(|_| ())
 }
 
 /// Waits for the order to stop, or for both mounts to be gone, which the receivers say: a look at their descriptors here

@@ -123,17 +123,12 @@ impl ColdReads {
             let chunk = chunk.get_or_init(|| Box::new([const { AtomicU8::new(UNREAD) }; CHUNK_MARKS]));
             let before = chunk[mark].load(Ordering::Relaxed);
             // Two readers that race for one mark: either is right.
-            found = found.max(match before {
-                UNREAD => Found::Unread,
-                SHARED => Found::Shared,
-                mark if mark == reader.0 => Found::Own,
-                _ => Found::Shared,
-            });
-            let after = match before {
-                UNREAD => reader.0,
-                mark if mark == reader.0 => reader.0,
-                _ => SHARED,
+            let (of_block, after) = match before {
+                UNREAD => (Found::Unread, reader.0),
+                mark if mark == reader.0 => (Found::Own, mark),
+                _ => (Found::Shared, SHARED),
             };
+            found = found.max(of_block);
             if after != before {
                 chunk[mark].store(after, Ordering::Relaxed);
             }

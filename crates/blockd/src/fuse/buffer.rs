@@ -27,20 +27,6 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     /// `length` zero bytes. Errors: no address space or memory left.
     pub fn new(length: usize) -> std::io::Result<Buffer> {
-        Self::mapped(length)
-    }
-
-    /// As `new`, with every page there from the start and for good (`give_back` is not to be called). The kernel copies a
-    /// request into it: a page that is missing when the process is being killed would fail the copy, and with it, by
-    /// EIO, a request that the next blockd could have answered.
-    pub fn resident(length: usize) -> std::io::Result<Buffer> {
-        let mut buffer = Self::mapped(length)?;
-        // Touched and not asked for by MAP_POPULATE, which does nothing under MCL_ONFAULT.
-        buffer.first(length).fill(1);
-        Ok(buffer)
-    }
-
-    fn mapped(length: usize) -> std::io::Result<Buffer> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new private mapping at an address that the kernel chooses aliases nothing.
         let base = unsafe {
@@ -58,6 +44,16 @@ impl Buffer {
             used: 0,
             counted: 0,
         })
+    }
+
+    /// As `new`, with every page there from the start and for good (`give_back` is not to be called). The kernel copies a
+    /// request into it: a page that is missing when the process is being killed would fail the copy, and with it, by
+    /// EIO, a request that the next blockd could have answered.
+    pub fn resident(length: usize) -> std::io::Result<Buffer> {
+        let mut buffer = Self::new(length)?;
+        // Touched and not asked for by MAP_POPULATE, which does nothing under MCL_ONFAULT.
+        buffer.first(length).fill(1);
+        Ok(buffer)
     }
 
     /// All of it, to be filled by `fill`. For a resident buffer: what was used is not counted.

@@ -44,8 +44,7 @@ struct Inner {
 
 impl Queue {
     /// Hands over the request in the first `length` bytes of `received`, which is another buffer afterwards if need be.
-    ///
-    /// Errors: no memory for that other buffer; the request is handed over all the same, copied.
+    /// Without memory for that one, the request is copied.
     pub fn add(&self, received: &mut Buffer, length: usize) {
         let other = match length > COPIED_REQUEST_BYTES_MAX {
             true => self.lock().spare.pop().or_else(|| request_buffer().ok()),

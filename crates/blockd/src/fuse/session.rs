@@ -23,9 +23,10 @@ use super::receiver::Receiver;
 use super::{data, directory};
 use crate::arguments::Settings;
 use crate::export::{Begun, Export, Exports, Parked};
-use crate::limits::{SECTOR_BYTES, STACK_BYTES, TRANSFER_BYTES_MAX};
+use crate::limits::{SECTOR_BYTES, TRANSFER_BYTES_MAX};
 use crate::remote::Waiting;
 use crate::stats::{Counter, Counters};
+use crate::threads::spawn;
 
 /// Everything that the threads of one mount share.
 #[derive(Debug)]
@@ -204,9 +205,4 @@ impl Session {
         }
         finished.next
     }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    thread.stack_size(STACK_BYTES).spawn(work).map(|_| ())
 }
