@@ -62,6 +62,26 @@ pub const RUNNING_PER_EXPORT_MAX: usize = 16;
 /// Bytes of parked requests per export; beyond it a request takes a thread after all.
 pub const PARKED_BYTES_MAX: usize = 32 << 20;
 
+/// Bytes of one export that were written and that the disk does not have: how many it takes for write-back to begin, how
+/// many it leaves, and how many keep the answers to further writes back. Enough to write a hot block once and to sort small
+/// writes; little before a pause that is to be durable.
+pub const DIRTY_BYTES_BEGIN: u64 = 64 << 20;
+pub const DIRTY_BYTES_END: u64 = 32 << 20;
+pub const DIRTY_BYTES_MAX: u64 = 256 << 20;
+
+/// What they are counted in.
+pub const DIRTY_PIECE_BYTES: u64 = 256 << 10;
+
+/// Bytes that the disk is asked to take at a time: enough to keep it busy; and while somebody reads, who waits so long.
+pub const BATCH_BYTES: u64 = 8 << 20;
+pub const BATCH_BESIDE_READS_BYTES: u64 = 1 << 20;
+
+/// How long after a read the disk is shared with reads; how often a batch's own time it is then left alone after it, and
+/// how long at most.
+pub const READS_WINDOW: Duration = Duration::from_millis(50);
+pub const REST_FACTOR: u32 = 2;
+pub const REST_MAX: Duration = Duration::from_millis(50);
+
 /// How long a write waits for room on the host's disk before the guest gets the error, and how often it looks. Long
 /// enough for a person or a collection to make room; well below the 120 s after which a guest's kernel complains of a hang.
 pub const FULL_DISK_WAIT: Duration = Duration::from_secs(60);

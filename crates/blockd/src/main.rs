@@ -27,6 +27,7 @@ mod signals;
 mod standing;
 mod stats;
 mod threads;
+mod write_back;
 
 use std::process::ExitCode;
 

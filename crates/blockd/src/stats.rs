@@ -16,6 +16,9 @@ pub enum Counter {
     MemoryPunchIgnored,
     ReadBytes,
     WrittenBytes,
+    /// Bytes that the disk was asked to take before anybody synced, and writes whose answers waited for it.
+    WrittenBackBytes,
+    WriteKeptBack,
     Parked,
     RequestFailed,
     Captured,
@@ -32,7 +35,7 @@ impl Counter {
     }
 }
 
-const NAMES: [(Counter, &str); 12] = [
+const NAMES: [(Counter, &str); 14] = [
     (Counter::DiskRead, "disk.read"),
     (Counter::DiskWrite, "disk.write"),
     (Counter::DiskDiscard, "disk.discard"),
@@ -41,6 +44,8 @@ const NAMES: [(Counter, &str); 12] = [
     (Counter::MemoryPunchIgnored, "memory.punch_ignored"),
     (Counter::ReadBytes, "read_bytes"),
     (Counter::WrittenBytes, "written_bytes"),
+    (Counter::WrittenBackBytes, "disk.written_back_bytes"),
+    (Counter::WriteKeptBack, "disk.write_kept_back"),
     (Counter::Parked, "request.parked"),
     (Counter::RequestFailed, "request.failed"),
     (Counter::Captured, "capture.finished"),

@@ -13,6 +13,7 @@
 //!
 //! All offsets and lengths of the public interface are bytes and must be multiples of [`SECTOR_BYTES`].
 
+mod bitmap;
 mod blob;
 mod canonical;
 mod cold;
@@ -39,7 +40,6 @@ mod stack;
 mod tar;
 mod upper;
 mod uuid;
-mod write_back;
 mod writer;
 pub mod zfile;
 
@@ -60,7 +60,7 @@ pub use plan::{FileRead, ReadPlan};
 pub use registry::Registry;
 pub use seal::SealReport;
 pub use segment::{MAX_SEGMENT_SECTORS, Segment};
-pub use stack::{MAX_LAYERS, Stack};
+pub use stack::{MAX_LAYERS, Retired, Stack};
 pub use tar::{TarDamage, TarFrame};
 pub use upper::{FileState, MAX_UPPER_BYTES, Upper, map_path, probe, remove_upper};
 pub use uuid::Uuid;

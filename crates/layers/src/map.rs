@@ -15,10 +15,10 @@
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::bitmap::Bitmap;
 use crate::error::{At, Damage, Error, Result};
 use crate::extent::Sectors;
 use crate::file_ops::{FileOps, read_exact, write_all};
@@ -39,9 +39,11 @@ pub(crate) enum SectorState {
 pub(crate) struct Map {
     base: NonNull<u8>,
     header: MapHeader,
+    written: Bitmap,
+    trimmed: Bitmap,
 }
 
-// SAFETY: the mapping lives as long as the value and is only reached through atomics; nothing is tied to a thread.
+// SAFETY: the mapping lives as long as the value and is only reached through the bitmaps; nothing is tied to a thread.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -57,7 +59,7 @@ impl Map {
         // All blocks now: a store to a mapped hole on a full disk would be a SIGBUS, not an error.
         ops.reserve(&file, header.file_bytes()).at(path, "reserve the map")?;
         write_all(ops, &file, path, "write the map's header", &header.encode(), 0)?;
-        Self::mapped(&file, path, header)
+        Self::mapped(&file, path, header, false)
     }
 
     /// Opens the map of an existing upper and checks its header and length.
@@ -78,10 +80,10 @@ impl Map {
         if !is_upper_size(header.virtual_size) || length != header.file_bytes() {
             return Err(Error::corrupt(path, Damage::Map));
         }
-        Self::mapped(&file, path, header)
+        Self::mapped(&file, path, header, true)
     }
 
-    fn mapped(file: &File, path: &Path, header: MapHeader) -> Result<Map> {
+    fn mapped(file: &File, path: &Path, header: MapHeader, touched: bool) -> Result<Map> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses; it aliases no Rust object. The file has at
         // least `file_bytes` bytes (checked or just reserved) and is never shortened by this crate.
@@ -96,8 +98,21 @@ impl Map {
             )
         }
         .at(path, "map the map file")?;
-        let base = NonNull::new(base.cast()).ok_or(Error::corrupt(path, Damage::Map))?;
-        Ok(Map { base, header })
+        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or(Error::corrupt(path, Damage::Map))?;
+        let bitmap = |offset: u64| {
+            // SAFETY: the mapping has `file_bytes` bytes, both bitmaps lie inside it at page-aligned offsets, all access goes
+            // through them, and it is unmapped when this map, which owns them, is dropped.
+            unsafe {
+                let words = base.add(offset as usize).cast();
+                Bitmap::new(words, (header.bitmap_bytes() / 8) as usize, touched)
+            }
+        };
+        Ok(Map {
+            base,
+            header,
+            written: bitmap(MAP_HEADER_BYTES),
+            trimmed: bitmap(MAP_HEADER_BYTES + header.bitmap_bytes()),
+        })
     }
 
     pub fn header(&self) -> MapHeader {
@@ -110,34 +125,21 @@ impl Map {
         end == 0 || self.run(0, end) == (SectorState::Below, end)
     }
 
-    fn written(&self) -> &[AtomicU64] {
-        self.bitmap(MAP_HEADER_BYTES)
-    }
-
-    fn trimmed(&self) -> &[AtomicU64] {
-        self.bitmap(MAP_HEADER_BYTES + self.header.bitmap_bytes())
-    }
-
-    fn bitmap(&self, offset: u64) -> &[AtomicU64] {
-        let words = (self.header.bitmap_bytes() / 8) as usize;
-        // SAFETY: the mapping has `file_bytes` bytes, both bitmaps lie inside it at page-aligned offsets, any bit pattern
-        // is a valid word, and all access goes through atomics. The borrow of self keeps the mapping alive.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset as usize).cast(), words) }
-    }
-
     /// Marks sectors as held by the data file. Caller: their data is already there.
     pub fn set_written(&self, ops: &dyn FileOps, range: Sectors) -> std::io::Result<()> {
-        let written = self.written();
-        for_each_word(range, |word, bits| set_missing(ops, &written[word], bits))
+        for_each_word(range, |word, bits| {
+            self.written.set(word, bits, |place, bits| ops.set_bits(place, bits))
+        })
     }
 
     /// Marks sectors as reading zero. Caller: punches the data file afterwards, not before.
     pub fn set_trimmed(&self, ops: &dyn FileOps, range: Sectors) -> std::io::Result<()> {
-        let (written, trimmed) = (self.written(), self.trimmed());
-        for_each_word(range, |word, bits| set_missing(ops, &trimmed[word], bits))?;
-        for_each_word(range, |word, bits| match written[word].load(Ordering::Acquire) & bits {
-            0 => Ok(()),
-            set => ops.clear_bits(&written[word], set),
+        for_each_word(range, |word, bits| {
+            self.trimmed.set(word, bits, |place, bits| ops.set_bits(place, bits))
+        })?;
+        for_each_word(range, |word, bits| {
+            self.written
+                .clear(word, bits, |place, bits| ops.clear_bits(place, bits))
         })
     }
 
@@ -153,8 +155,12 @@ impl Map {
             _ => SectorState::Below,
         };
         let mut others = others(state, written, trimmed) & (u64::MAX << (start % 64));
-        while others == 0 && (word as u64 + 1) * 64 < end {
-            word += 1;
+        let words_end = end.div_ceil(64) as usize;
+        while others == 0 && word + 1 < words_end {
+            word = self.end_of_whole_words(state, word + 1, words_end);
+            if word == words_end {
+                return (state, end);
+            }
             let (written, trimmed) = self.words(word);
             others = self::others(state, written, trimmed);
         }
@@ -165,8 +171,21 @@ impl Map {
     /// `written` is loaded first: who sees it cleared by a trim also sees `trimmed` set.
     #[inline]
     fn words(&self, word: usize) -> (u64, u64) {
-        let written = self.written()[word].load(Ordering::Acquire);
-        (written, self.trimmed()[word].load(Ordering::Acquire))
+        let written = self.written.load(word);
+        (written, self.trimmed.load(word))
+    }
+
+    /// The first word of `from..to` that is perhaps not all in this state, `to` if there is none.
+    fn end_of_whole_words(&self, state: SectorState, from: usize, to: usize) -> usize {
+        match state {
+            // Not the other bitmap: where all is written, its pages may never have been touched.
+            SectorState::Written => self.written.end_of_run(from, to, u64::MAX),
+            SectorState::Below => {
+                let to = self.written.end_of_run(from, to, 0);
+                self.trimmed.end_of_run(from, to, 0)
+            }
+            SectorState::Trimmed => from,
+        }
     }
 }
 
@@ -188,14 +207,6 @@ fn others(state: SectorState, written: u64, trimmed: u64) -> u64 {
     }
 }
 
-/// Sets what is not set yet: rewriting the same blocks must not dirty the map's pages again.
-fn set_missing(ops: &dyn FileOps, word: &AtomicU64, bits: u64) -> std::io::Result<()> {
-    match bits & !word.load(Ordering::Acquire) {
-        0 => Ok(()),
-        missing => ops.set_bits(word, missing),
-    }
-}
-
 fn for_each_word(range: Sectors, mut visit: impl FnMut(usize, u64) -> std::io::Result<()>) -> std::io::Result<()> {
     let mut at = range.start;
     while at < range.end {
@@ -206,4 +217,73 @@ fn for_each_word(range: Sectors, mut visit: impl FnMut(usize, u64) -> std::io::R
         at = end;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::file_ops::SystemOps;
+    use crate::uuid::Uuid;
+
+    /// Five pages of each bitmap and a part of one.
+    const SECTORS: u64 = 5 * 4096 * 8 + 1000;
+
+    /// A write or a trim; ends lie anywhere, at words and at pages.
+    fn change() -> impl Strategy<Value = (bool, u64, u64)> {
+        let place = || {
+            (0..SECTORS).prop_flat_map(|sector| {
+                prop_oneof![
+                    Just(sector),
+                    Just(sector - sector % 64),
+                    Just(sector - sector % (4096 * 8))
+                ]
+            })
+        };
+        (any::<bool>(), place(), place()).prop_map(|(write, a, b)| (write, a.min(b), a.max(b)))
+    }
+
+    fn check(map: &Map, expected: &[SectorState], start: usize, end: usize) {
+        let mut at = start;
+        while at < end {
+            let (state, run_end) = map.run(at as u64, end as u64);
+            let run_end = run_end as usize;
+            assert!(at < run_end && run_end <= end);
+            assert!(
+                expected[at..run_end].iter().all(|other| *other == state),
+                "{at}..{run_end}"
+            );
+            assert!(
+                run_end == end || expected[run_end] != state,
+                "{at}..{run_end} is not all"
+            );
+            at = run_end;
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn runs_are_what_was_written_and_trimmed(changes in prop::collection::vec(change(), 0..12), start in 0..SECTORS) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("map");
+            let header = MapHeader { virtual_size: SECTORS * 512, uuid: Uuid::NIL };
+            let map = Map::create(&SystemOps, &path, header).unwrap();
+            let mut expected = vec![SectorState::Below; SECTORS as usize];
+            for (write, start, end) in changes {
+                let range = Sectors { start, end };
+                let state = match write {
+                    true => map.set_written(&SystemOps, range).map(|()| SectorState::Written),
+                    false => map.set_trimmed(&SystemOps, range).map(|()| SectorState::Trimmed),
+                };
+                expected[start as usize..end as usize].fill(state.unwrap());
+            }
+            check(&map, &expected, 0, SECTORS as usize);
+            check(&map, &expected, start as usize, SECTORS as usize);
+            check(&map, &expected, start as usize, (start as usize + 70).min(SECTORS as usize));
+            // Opened anew, nothing is known of what was touched.
+            check(&Map::open(&path).unwrap(), &expected, 0, SECTORS as usize);
+        }
+    }
 }

@@ -121,6 +121,14 @@ impl Stack {
         self.change(|upper| upper.write_at(buf, offset))
     }
 
+    /// Asks the disk to take what was written in the range since the last seal, and waits until it has. Only paces: makes
+    /// nothing durable, tells no error. Caller: has a thread for it.
+    pub fn write_back(&self, offset: u64, length: u64) {
+        if let Some(upper) = &self.current().upper {
+            upper.write_back(offset, length);
+        }
+    }
+
     /// Makes the range read zero and gives its disk space back. Errors: as `write_at`.
     pub fn discard(&self, offset: u64, length: u64) -> Result<()> {
         self.change(|upper| upper.discard(offset, length))
@@ -135,7 +143,7 @@ impl Stack {
     /// try.
     ///
     /// Errors: `ReadOnly`, `TooManyLayers`, `Exists` for the new upper, `Io`.
-    pub fn seal_upper(&self, new_upper: Option<&Path>) -> Result<SealReport> {
+    pub fn seal_upper(&self, new_upper: Option<&Path>) -> Result<(SealReport, Retired)> {
         let started = Instant::now();
         let _one = self.seal.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.current();
@@ -155,10 +163,10 @@ impl Stack {
             Ok(move || *self.state.write().unwrap_or_else(PoisonError::into_inner) = next)
         });
         match sealed {
-            Ok((_, report)) => Ok(SealReport {
-                duration: started.elapsed(),
-                ..report
-            }),
+            Ok((_, report)) => {
+                let duration = started.elapsed();
+                Ok((SealReport { duration, ..report }, Retired { _state: before }))
+            }
             Err(error) => {
                 // Its files are useless but harmless; the error to tell is the seal's.
                 let _ = new.map(|upper| remove_upper(upper.path()));
@@ -227,6 +235,13 @@ impl Stack {
             state = next;
         }
     }
+}
+
+/// What a seal leaves: the upper as it was, with its map, a file without a name. To drop it gives the map's space back,
+/// which waits for the file system's journal. So not before the guest goes on.
+#[derive(Debug)]
+pub struct Retired {
+    _state: Arc<State>,
 }
 
 impl State {

@@ -15,6 +15,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -28,7 +29,6 @@ use crate::map::{Map, SectorState};
 use crate::map_header::MapHeader;
 use crate::seal::{self, SealReport};
 use crate::uuid::Uuid;
-use crate::write_back::WriteBack;
 
 /// Largest upper: half of what ext4 allows for a file, so that index and trailer always fit behind the data.
 pub const MAX_UPPER_BYTES: u64 = 8 << 40;
@@ -45,7 +45,6 @@ pub struct Upper {
     /// What the sealed header will say, without the index.
     pub(crate) fields: Fields,
     pub(crate) ops: Arc<dyn FileOps>,
-    pub(crate) write_back: WriteBack,
     /// Whether reads of the file can be begun without waiting.
     pub(crate) begins_at_once: bool,
     /// Held shared by every change, exclusively by a seal; true once sealed.
@@ -140,7 +139,6 @@ impl Upper {
             map,
             fields,
             ops,
-            write_back: WriteBack::default(),
             sealed: RwLock::new(false),
         })
     }
@@ -173,7 +171,6 @@ impl Upper {
             map,
             fields,
             ops,
-            write_back: WriteBack::default(),
             sealed: RwLock::new(false),
         };
         let length = upper.file.metadata().at(path, "stat")?.len();
@@ -211,16 +208,23 @@ impl Upper {
     /// Errors: `Unaligned`, `OutOfRange`, `Sealed`, `Io`; after an I/O error each sector of the range is old or new.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         let range = Sectors::new(offset, buf.len() as u64, self.size())?;
-        let open = self.open_for_changes()?;
+        let _open = self.open_for_changes()?;
         let place = HEADER_BYTES + offset;
         write_all(self.ops.as_ref(), &self.file, &self.path, "write", buf, place)?;
         self.map
             .set_written(self.ops.as_ref(), range)
-            .at(&self.path, "mark as written")?;
-        // A seal does not wait for the disk.
-        drop(open);
-        self.write_back.wrote(&self.file, buf.len() as u64);
-        Ok(())
+            .at(&self.path, "mark as written")
+    }
+
+    /// Asks the disk to take what was written in the range, and waits until it has. Makes nothing durable: what it takes
+    /// to find the data after a power loss is not asked for, and an error is seen by who syncs.
+    pub(crate) fn write_back(&self, offset: u64, length: u64) {
+        use libc::{SYNC_FILE_RANGE_WAIT_AFTER, SYNC_FILE_RANGE_WAIT_BEFORE, SYNC_FILE_RANGE_WRITE};
+        let flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+        let (start, length) = ((HEADER_BYTES + offset) as i64, length as i64);
+        // SAFETY: takes a descriptor that the borrow keeps open, and numbers. A failure leaves the pages to the kernel's
+        // own write-back.
+        let _ = unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, length, flags) };
     }
 
     /// Makes the range read zero, also where a layer below has data, and gives its disk space back. Errors: as `write_at`.

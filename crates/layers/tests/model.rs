@@ -122,7 +122,7 @@ impl World {
 
     fn seal(&mut self) {
         let next = self.name();
-        let report = self.stack.seal_upper(Some(&next)).unwrap();
+        let (report, _) = self.stack.seal_upper(Some(&next)).unwrap();
         assert_eq!(report.layer, self.upper);
         assert_eq!(probe(&self.upper).unwrap(), FileState::Sealed);
         // What was kept in memory is what the file says.

@@ -1,9 +1,10 @@
 //! The bytes of one export: a thin face over `aenv_layers::Stack` that names the export in errors.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aenv_layers::{ReadPlan, Registry, SealReport, Stack};
+use aenv_layers::{ReadPlan, Registry, Retired, SealReport, Stack};
 
 use super::ExportError;
 use crate::remote::Remote;
@@ -46,6 +47,11 @@ impl Content {
         self.stack.write_at(data, offset)
     }
 
+    /// See [`Stack::write_back`].
+    pub fn write_back(&self, range: Range<u64>) {
+        self.stack.write_back(range.start, range.end - range.start);
+    }
+
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), aenv_layers::Error> {
         self.stack.discard(offset, length)
     }
@@ -56,7 +62,7 @@ impl Content {
     }
 
     /// The upper becomes a layer, atomically against reads and writes that run meanwhile.
-    pub fn seal(&self, new_upper: Option<&str>) -> Result<SealReport, aenv_layers::Error> {
+    pub fn seal(&self, new_upper: Option<&str>) -> Result<(SealReport, Retired), aenv_layers::Error> {
         self.stack.seal_upper(new_upper.map(Path::new))
     }
 }

@@ -24,6 +24,7 @@ pub use record::Record;
 pub use table::{Exports, check_name, check_path};
 
 use crate::remote::names_a_blob;
+use crate::write_back::Dirty;
 
 /// One export. What never changes is plain; what changes is in the record, whose lock also keeps two changes of the
 /// same export apart. Readers and writers of content never take that lock.
@@ -38,6 +39,8 @@ pub struct Export {
     pub is_remote: bool,
     /// Ends such waiting, when nobody wants the answer any more.
     pub cancel: Cancel,
+    /// What of it the disk does not have yet.
+    pub dirty: Dirty,
     /// Held while a sector is changed in part.
     pub partial_sectors: Mutex<()>,
     record: Mutex<Record>,
@@ -59,6 +62,7 @@ impl Export {
             // A seal only adds local layers.
             is_remote: record.layers.iter().any(|path| names_a_blob(path)),
             cancel: Cancel::default(),
+            dirty: Dirty::default(),
             partial_sectors: Mutex::new(()),
             record: Mutex::new(record),
             removed: AtomicBool::new(false),

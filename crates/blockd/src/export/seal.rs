@@ -20,6 +20,7 @@ use aenv_wire::block::{ExportKind, SealDiskOk};
 
 use super::record::{LastSeal, Record, Sealing};
 use super::{Export, ExportError, Exports};
+use crate::threads::spawn;
 
 impl Exports {
     /// Seals the upper of a disk. Repeating the last seal with the same new upper answers what that answered.
@@ -50,8 +51,8 @@ impl Exports {
         });
         self.write_record(&record)?;
         crash_point("intent");
-        let report = match content.seal(new_upper.as_deref()) {
-            Ok(report) => report,
+        let (report, retired) = match content.seal(new_upper.as_deref()) {
+            Ok(sealed) => sealed,
             Err(source) => {
                 record.sealing = None;
                 self.write_record(&record)?;
@@ -70,6 +71,8 @@ impl Exports {
         };
         self.record_the_swap(&mut record, new_upper, answer.clone())?;
         crash_point("recorded");
+        // The guest waits for our answer and not for this. Without a thread it is dropped here.
+        let _ = spawn("retired upper", move || drop(retired));
         Ok(answer)
     }
 

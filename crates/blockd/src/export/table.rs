@@ -17,10 +17,12 @@ use crate::limits::{
     EXPORTS_MAX, LAYERS_MAX, NAME_BYTES_MAX, OPERATION_OUTAGE, PAGE_BYTES, SECTOR_BYTES, SIZE_BYTES_MAX,
 };
 use crate::remote::{BlobOpener, Remote};
+use crate::write_back::WriteBack;
 
 #[derive(Debug)]
 pub struct Exports {
     pub layers: Layers,
+    pub write_back: WriteBack,
     pub(super) records: Records,
     tables: RwLock<Tables>,
     making: Mutex<Making>,
@@ -59,6 +61,7 @@ impl Exports {
         };
         let exports = Exports {
             layers,
+            write_back: WriteBack::default(),
             records,
             tables: RwLock::new(tables),
             making: Mutex::default(),

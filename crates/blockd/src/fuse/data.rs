@@ -6,7 +6,7 @@
 //! one write cannot undo each other.
 
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use aenv_wire::block::ExportKind;
@@ -26,7 +26,12 @@ pub enum Done {
     Written(u32),
 }
 
-pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
+pub fn carry_out(
+    session: &Session,
+    export: &Arc<Export>,
+    request: Request<'_>,
+    data: &mut Buffer,
+) -> Result<Done, i32> {
     let done = match request.opcode() {
         opcode::READ => read(session, export, request, data),
         opcode::WRITE => write(session, export, request, data),
@@ -38,7 +43,7 @@ pub fn carry_out(session: &Session, export: &Export, request: Request<'_>, data:
     done
 }
 
-fn content(session: &Session, export: &Export) -> Result<std::sync::Arc<Content>, i32> {
+fn content(session: &Session, export: &Export) -> Result<Arc<Content>, i32> {
     export
         .content(&session.exports.layers)
         .map_err(|error: ExportError| error.errno())
@@ -84,6 +89,7 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut Buf
     let ReadRange { sectors, lead, length } = ReadRange::of(export, request)?;
     if length > 0 {
         let content = content(session, export)?;
+        session.saw_read(export);
         // It fits: the buffer has room for a whole transfer and a sector on either side.
         let span = data.first((sectors.end - sectors.start) as usize);
         read_content(session, export, &content, span, sectors.start).map_err(|error| failed(export, "read", &error))?;
@@ -130,7 +136,7 @@ fn refuse_partial_sectors(offset: u64, length: usize, open_flags: u32) -> Result
     }
 }
 
-fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
+fn write(session: &Session, export: &Arc<Export>, request: Request<'_>, data: &mut Buffer) -> Result<Done, i32> {
     let (offset, length, flags) = request.transfer();
     if export.kind == ExportKind::Memory {
         return Err(libc::EROFS);
@@ -154,6 +160,10 @@ fn write(session: &Session, export: &Export, request: Request<'_>, data: &mut Bu
         false => write_parts_of_sectors(export, &content, bytes, offset, data),
     });
     result.map_err(|error| failed(export, "write", &error))?;
+    session
+        .exports
+        .write_back
+        .wrote(export, whole_sectors(offset, length as u64));
     session.counters.add_many(Counter::WrittenBytes, length as u64);
     u32::try_from(length).map(Done::Written).map_err(|_| libc::EINVAL)
 }

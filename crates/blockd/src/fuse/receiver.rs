@@ -131,6 +131,7 @@ fn begin_read(session: &Session, ring: Option<&mut Ring>, request: Request<'_>) 
     if !export.flight.begin_without_thread(request.unique()) {
         return false;
     }
+    session.saw_read(&export);
     let start = range.sectors.start;
     let reading = Reading {
         unique: request.unique(),

@@ -27,6 +27,7 @@ use crate::limits::{SECTOR_BYTES, TRANSFER_BYTES_MAX};
 use crate::remote::Waiting;
 use crate::stats::{Counter, Counters};
 use crate::threads::spawn;
+use crate::write_back::Withheld;
 
 /// Everything that the threads of one mount share.
 #[derive(Debug)]
@@ -75,6 +76,10 @@ impl Session {
     /// is no more.
     pub fn start(self: &Arc<Self>, gone: OwnedFd) -> std::io::Result<()> {
         (0..self.crew.at_rest()).try_for_each(|_| self.start_thread())?;
+        if self.kind == ExportKind::Disk {
+            let session = self.clone();
+            spawn("write-back", move || session.write_back())?;
+        }
         let receiver = Receiver::new(self.clone())?;
         let reads = self.ring_reads;
         spawn("receiver", move || {
@@ -128,6 +133,36 @@ impl Session {
         data.give_back(&self.buffer_bytes);
     }
 
+    /// Who reads a local file has it brought by the disk that writes go to.
+    pub fn saw_read(&self, export: &Export) {
+        if !export.is_remote {
+            self.exports.write_back.saw_read();
+        }
+    }
+
+    /// A write is done. It is answered now, or when the disk has kept up with its export.
+    fn answer_write(&self, export: &Export, answer: Withheld) {
+        let kept = export.dirty.is_full()
+            && export.flight.begin_without_thread(answer.unique)
+            && (export.dirty.withhold(answer) || !export.flight.finish_without_thread(answer.unique));
+        if !kept {
+            self.answer_written(answer);
+        }
+    }
+
+    fn answer_written(&self, Withheld { unique, count }: Withheld) {
+        let body = abi::Body::default().u32s(&[count, 0]);
+        self.channel.answer(unique, body.bytes());
+    }
+
+    fn write_back(&self) {
+        self.exports.write_back.run(&self.counters, |export, answer| {
+            if export.flight.finish_without_thread(answer.unique) {
+                self.answer_written(answer);
+            }
+        });
+    }
+
     /// Requests that touch no content.
     pub fn answer_at_once(&self, request: Request<'_>) {
         match request.opcode() {
@@ -172,14 +207,14 @@ impl Session {
     }
 
     /// Handles one request that is in flight, then parked ones of the same export.
-    fn run_all(&self, export: &Export, request: Request<'_>, data: &mut Buffer, since: Instant) {
+    fn run_all(&self, export: &Arc<Export>, request: Request<'_>, data: &mut Buffer, since: Instant) {
         let mut next = self.run(export, request, data, since);
         while let Some(parked) = next {
             next = self.run(export, Request::new(&parked.request), data, parked.since);
         }
     }
 
-    fn run(&self, export: &Export, request: Request<'_>, data: &mut Buffer, since: Instant) -> Option<Parked> {
+    fn run(&self, export: &Arc<Export>, request: Request<'_>, data: &mut Buffer, since: Instant) -> Option<Parked> {
         let unique = request.unique();
         let outcome = match export.is_remote {
             true => {
@@ -196,10 +231,7 @@ impl Session {
             match outcome {
                 Ok(data::Done::Nothing) => self.channel.answer(unique, &[]),
                 Ok(data::Done::Read(range)) => self.channel.answer(unique, &data[range]),
-                Ok(data::Done::Written(count)) => {
-                    self.channel
-                        .answer(unique, abi::Body::default().u32s(&[count, 0]).bytes());
-                }
+                Ok(data::Done::Written(count)) => self.answer_write(export, Withheld { unique, count }),
                 Err(errno) => self.channel.refuse(unique, errno),
             }
         }

@@ -1,0 +1,131 @@
+//! Gives what guests write to the disk, in portions, so that a guest that writes does not take the disk from those that
+//! read.
+//!
+//! Left alone the kernel keeps a tenth of the machine's memory dirty and then writes as fast as the disk takes it: a read
+//! waits behind all that is in the disk's queue, tens of milliseconds, and a pause to durable has all of it before it. So
+//! the bytes of one export that the disk does not have are bounded; one thread writes them back, a batch at a time, and
+//! while anybody reads it leaves the disk alone for twice as long as each batch took. A guest that writes faster than that waits
+//! for the answers to its writes, as it would with a disk: no thread waits for it, the data is in its file already.
+//!
+//! Nothing is durable because of it: who needs that syncs. Left out is what other programs write, and the kernel's own
+//! write-back after 30 seconds.
+
+mod dirty;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+pub use dirty::{Dirty, Withheld};
+
+use crate::export::Export;
+use crate::limits::{BATCH_BESIDE_READS_BYTES, BATCH_BYTES, READS_WINDOW, REST_FACTOR, REST_MAX};
+use crate::stats::{Counter, Counters};
+
+/// Batches of one export before it is another one's turn.
+const BATCHES_PER_TURN: usize = 4;
+
+#[derive(Debug)]
+pub struct WriteBack {
+    exports: Mutex<VecDeque<Weak<Export>>>,
+    added: Condvar,
+    begun: Instant,
+    /// When somebody last read, in milliseconds since `begun`, 0 for never.
+    read_ms: AtomicU64,
+}
+
+impl Default for WriteBack {
+    fn default() -> WriteBack {
+        WriteBack {
+            exports: Mutex::default(),
+            added: Condvar::new(),
+            begun: Instant::now(),
+            read_ms: AtomicU64::new(0),
+        }
+    }
+}
+
+impl WriteBack {
+    /// Somebody reads what may have to come from the disk.
+    pub fn saw_read(&self) {
+        let now_ms = self.now_ms();
+        // A store at each read would take the line from the other threads.
+        if self.read_ms.load(Ordering::Relaxed) != now_ms {
+            self.read_ms.store(now_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// After a write to the export.
+    pub fn wrote(&self, export: &Arc<Export>, range: Range<u64>) {
+        if export.dirty.add(range) {
+            self.queue(Arc::downgrade(export));
+        }
+    }
+
+    /// Writes back for ever; `answer` answers a write whose answer was kept back.
+    pub fn run(&self, counters: &Counters, answer: impl Fn(&Export, Withheld)) {
+        loop {
+            let export = self.next();
+            for _ in 0..BATCHES_PER_TURN {
+                // Not longer than a batch: nobody else holds the files of an export that is gone.
+                let Some(export) = export.upgrade() else { break };
+                let beside_reads = self.reads_go_on();
+                let bytes_max = if beside_reads {
+                    BATCH_BESIDE_READS_BYTES
+                } else {
+                    BATCH_BYTES
+                };
+                let Some(batch) = export.dirty.take(bytes_max) else {
+                    break;
+                };
+                let begun = Instant::now();
+                // Content that is not open has no unwritten data of ours.
+                if let Some(content) = export.opened() {
+                    content.write_back(batch.range.clone());
+                }
+                let took = begun.elapsed();
+                counters.add_many(Counter::WrittenBackBytes, batch.bytes);
+                for withheld in export.dirty.finish(&batch) {
+                    counters.add(Counter::WriteKeptBack);
+                    answer(&export, withheld);
+                }
+                drop(export);
+                if beside_reads {
+                    std::thread::sleep((took * REST_FACTOR).min(REST_MAX));
+                }
+            }
+            if export.upgrade().is_some_and(|export| export.dirty.is_queued()) {
+                self.queue(export);
+            }
+        }
+    }
+
+    fn queue(&self, export: Weak<Export>) {
+        self.exports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(export);
+        self.added.notify_one();
+    }
+
+    fn next(&self) -> Weak<Export> {
+        let mut exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match exports.pop_front() {
+                Some(export) => return export,
+                None => exports = self.added.wait(exports).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn reads_go_on(&self) -> bool {
+        let read_ms = self.read_ms.load(Ordering::Relaxed);
+        read_ms > 0 && Duration::from_millis(self.now_ms() - read_ms) < READS_WINDOW
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64 + 1
+    }
+}
