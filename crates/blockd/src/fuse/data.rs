@@ -89,7 +89,7 @@ fn read(session: &Session, export: &Export, request: Request<'_>, data: &mut Buf
     let ReadRange { sectors, lead, length } = ReadRange::of(export, request)?;
     if length > 0 {
         let content = content(session, export)?;
-        session.saw_read(export);
+        session.exports.write_back.saw_read(export.inode);
         // It fits: the buffer has room for a whole transfer and a sector on either side.
         let span = data.first((sectors.end - sectors.start) as usize);
         read_content(session, export, &content, span, sectors.start).map_err(|error| failed(export, "read", &error))?;

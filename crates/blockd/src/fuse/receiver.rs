@@ -131,7 +131,7 @@ fn begin_read(session: &Session, ring: Option<&mut Ring>, request: Request<'_>) 
     if !export.flight.begin_without_thread(request.unique()) {
         return false;
     }
-    session.saw_read(&export);
+    session.exports.write_back.saw_read(export.inode);
     let start = range.sectors.start;
     let reading = Reading {
         unique: request.unique(),

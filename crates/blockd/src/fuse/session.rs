@@ -133,13 +133,6 @@ impl Session {
         data.give_back(&self.buffer_bytes);
     }
 
-    /// Who reads a local file has it brought by the disk that writes go to.
-    pub fn saw_read(&self, export: &Export) {
-        if !export.is_remote {
-            self.exports.write_back.saw_read();
-        }
-    }
-
     /// A write is done. It is answered now, or when the disk has kept up with its export.
     fn answer_write(&self, export: &Export, answer: Withheld) {
         let kept = export.dirty.is_full()

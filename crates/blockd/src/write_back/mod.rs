@@ -4,24 +4,25 @@
 //! Left alone the kernel keeps a tenth of the machine's memory dirty and then writes as fast as the disk takes it: a read
 //! waits behind all that is in the disk's queue, tens of milliseconds, and a pause to durable has all of it before it. So
 //! the bytes of one export that the disk does not have are bounded; one thread writes them back, a batch at a time, and
-//! while anybody reads it leaves the disk alone for twice as long as each batch took. A guest that writes faster than that waits
+//! while another export is read it leaves the disk alone for twice as long as each batch took. A guest that writes faster than that waits
 //! for the answers to its writes, as it would with a disk: no thread waits for it, the data is in its file already.
 //!
 //! Nothing is durable because of it: who needs that syncs. Left out is what other programs write, and the kernel's own
 //! write-back after 30 seconds.
 
 mod dirty;
+mod readers;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub use dirty::{Dirty, Withheld};
+use readers::Readers;
 
 use crate::export::Export;
-use crate::limits::{BATCH_BESIDE_READS_BYTES, BATCH_BYTES, READS_WINDOW, REST_FACTOR, REST_MAX};
+use crate::limits::{BATCH_BESIDE_READS_BYTES, BATCH_BYTES, REST_FACTOR, REST_MAX};
 use crate::stats::{Counter, Counters};
 
 /// Batches of one export before it is another one's turn.
@@ -31,9 +32,7 @@ const BATCHES_PER_TURN: usize = 4;
 pub struct WriteBack {
     exports: Mutex<VecDeque<Weak<Export>>>,
     added: Condvar,
-    begun: Instant,
-    /// When somebody last read, in milliseconds since `begun`, 0 for never.
-    read_ms: AtomicU64,
+    readers: Readers,
 }
 
 impl Default for WriteBack {
@@ -41,20 +40,15 @@ impl Default for WriteBack {
         WriteBack {
             exports: Mutex::default(),
             added: Condvar::new(),
-            begun: Instant::now(),
-            read_ms: AtomicU64::new(0),
+            readers: Readers::new(),
         }
     }
 }
 
 impl WriteBack {
-    /// Somebody reads what may have to come from the disk.
-    pub fn saw_read(&self) {
-        let now_ms = self.now_ms();
-        // A store at each read would take the line from the other threads.
-        if self.read_ms.load(Ordering::Relaxed) != now_ms {
-            self.read_ms.store(now_ms, Ordering::Relaxed);
-        }
+    /// The export is read, and what is read may have to come from the disk.
+    pub fn saw_read(&self, inode: u64) {
+        self.readers.saw(inode);
     }
 
     /// After a write to the export.
@@ -71,7 +65,7 @@ impl WriteBack {
             for _ in 0..BATCHES_PER_TURN {
                 // Not longer than a batch: nobody else holds the files of an export that is gone.
                 let Some(export) = export.upgrade() else { break };
-                let beside_reads = self.reads_go_on();
+                let beside_reads = self.readers.others_than(export.inode);
                 let bytes_max = if beside_reads {
                     BATCH_BESIDE_READS_BYTES
                 } else {
@@ -118,14 +112,5 @@ impl WriteBack {
                 None => exports = self.added.wait(exports).unwrap_or_else(PoisonError::into_inner),
             }
         }
-    }
-
-    fn reads_go_on(&self) -> bool {
-        let read_ms = self.read_ms.load(Ordering::Relaxed);
-        read_ms > 0 && Duration::from_millis(self.now_ms() - read_ms) < READS_WINDOW
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.begun.elapsed().as_millis() as u64 + 1
     }
 }
