@@ -227,3 +227,51 @@ fn a_keeper_and_a_blockd_that_die_at_once_after_each_other_are_both_replaced() {
         assert_eq!(back, [round; 512]);
     }
 }
+
+/// Writes that are done and not answered are carried out again by the next blockd.
+#[test]
+fn a_writer_whose_answers_are_kept_back_outlives_blockd() {
+    if !host_can() {
+        return;
+    }
+    const WRITTEN: u64 = 512 * MIB;
+    let daemons = Daemons::start();
+    let path = daemons.client().disk("d", WRITTEN, &[], &daemons.text("u")).path;
+    let other = open(&daemons.client().disk("other", MIB, &[], &daemons.text("v")).path);
+    let (written, is_done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let writers = [0, 1].map(|parity| {
+            let (path, written) = (&path, &written);
+            scope.spawn(move || {
+                let disk = open(path);
+                let mut block = vec![0; MIB as usize];
+                for number in (parity..WRITTEN / MIB).step_by(2) {
+                    block.fill(number as u8);
+                    disk.write_all_at(&block, number * MIB).unwrap();
+                    written.fetch_add(MIB, Ordering::Relaxed);
+                }
+            })
+        });
+        // Another disk is read, so that the writers are faster than what they get of the host's.
+        let reader = scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                other.read_exact_at(&mut [0; 4096], 0).unwrap();
+            }
+        });
+        // The first two find answers kept back: the next blockd counts what is dirty from 0 on.
+        for part in [280, 300, 400] {
+            wait_until("a part is written", || written.load(Ordering::Relaxed) >= part * MIB);
+            kill(daemons.hello().pid, libc::SIGKILL);
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+    });
+    let (disk, mut block) = (open(&path), vec![0; MIB as usize]);
+    for number in 0..WRITTEN / MIB {
+        disk.read_exact_at(&mut block, number * MIB).unwrap();
+        assert!(block.iter().all(|byte| *byte == number as u8), "MiB {number}");
+    }
+}
