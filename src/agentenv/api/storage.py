@@ -29,7 +29,7 @@ class StorageService(Protocol):
     async def usage(self) -> StorageReport:
         """Sizes of the three tiers. Lists the repository, so it takes seconds for a large one.
 
-        While its store is out the repository is told as unavailable, after the store's patience.
+        While its store is out the repository is told as unavailable, after seconds.
         """
 
     async def collect(self, grace_s: float | None) -> GcReport:

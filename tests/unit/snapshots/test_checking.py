@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.unit.snapshots.repository_world import FakeDigester, Node, content_ids, described
 
+from agentenv.errors import StoreUnavailable
 from agentenv.model import Damage, Progress, SnapshotKind
 from agentenv.snapshots import CommittedRepository, ConvertedLayers, MemoryStore, PlainPublisher, Process, Store, ids_of
 from agentenv.snapshots.blobs import layer_key, manifest_key, state_key
+from agentenv.snapshots.index import Index
+from agentenv.snapshots.stores.interface import Entry
+from agentenv.snapshots.usage import measure
 
 
 def ignored(_: Progress) -> None:
@@ -160,3 +166,17 @@ async def test_a_converted_layer_whose_blob_is_gone_is_converted_again(node: Nod
     await store.delete(layer_key(made.blob.digest))
     await node.restart()
     assert await ConvertedLayers(store, node.repository).get("a" * 64) is None
+
+
+class Silent(MemoryStore):
+    """Takes every request and answers none."""
+
+    async def stat(self, key: str) -> Entry | None:
+        """See `Store.stat`."""
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+async def test_a_store_that_says_nothing_is_unavailable_before_its_requests_give_up() -> None:
+    store = Silent()
+    with pytest.raises(StoreUnavailable, match=r"has not answered within 0\.01 s"):
+        await measure(store, Index(store), "s3://bucket", answer_s_max=0.01)
