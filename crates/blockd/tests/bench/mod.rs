@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test file is its own crate and uses its part
 
+pub mod guest;
+pub mod remote;
 pub mod store;
 
 use std::fs::{File, OpenOptions};
