@@ -96,11 +96,6 @@ impl Dirty {
         }
     }
 
-    /// Whether there is more to take.
-    pub fn is_queued(&self) -> bool {
-        self.lock().queued
-    }
-
     /// Whether writes are not to be answered for now.
     pub fn is_full(&self) -> bool {
         self.lock().bytes >= DIRTY_BYTES_MAX

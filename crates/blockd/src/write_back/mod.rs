@@ -4,8 +4,9 @@
 //! Left alone the kernel keeps a tenth of the machine's memory dirty and then writes as fast as the disk takes it: a read
 //! waits behind all that is in the disk's queue, tens of milliseconds, and a pause to durable has all of it before it. So
 //! the bytes of one export that the disk does not have are bounded; one thread writes them back, a batch at a time, and
-//! while another export is read it leaves the disk alone for twice as long as each batch took. A guest that writes faster than that waits
-//! for the answers to its writes, as it would with a disk: no thread waits for it, the data is in its file already.
+//! while another export is read it leaves the disk alone for twice as long as each batch took. A guest that writes faster
+//! than that waits for the answers to its writes, as it would with a disk: no thread waits for it, the data is in its file
+//! already.
 //!
 //! Nothing is durable because of it: who needs that syncs. Left out is what other programs write, and the kernel's own
 //! write-back after 30 seconds.
@@ -62,38 +63,40 @@ impl WriteBack {
     pub fn run(&self, counters: &Counters, answer: impl Fn(&Export, Withheld)) {
         loop {
             let export = self.next();
-            for _ in 0..BATCHES_PER_TURN {
-                // Not longer than a batch: nobody else holds the files of an export that is gone.
-                let Some(export) = export.upgrade() else { break };
-                let beside_reads = self.readers.others_than(export.inode);
-                let bytes_max = if beside_reads {
-                    BATCH_BESIDE_READS_BYTES
-                } else {
-                    BATCH_BYTES
-                };
-                let Some(batch) = export.dirty.take(bytes_max) else {
-                    break;
-                };
-                let begun = Instant::now();
-                // Content that is not open has no unwritten data of ours.
-                if let Some(content) = export.opened() {
-                    content.write_back(batch.range.clone());
-                }
-                let took = begun.elapsed();
-                counters.add_many(Counter::WrittenBackBytes, batch.bytes);
-                for withheld in export.dirty.finish(&batch) {
-                    counters.add(Counter::WriteKeptBack);
-                    answer(&export, withheld);
-                }
-                drop(export);
-                if beside_reads {
-                    std::thread::sleep((took * REST_FACTOR).min(REST_MAX));
-                }
-            }
-            if export.upgrade().is_some_and(|export| export.dirty.is_queued()) {
+            if (0..BATCHES_PER_TURN).all(|_| self.one_batch(&export, counters, &answer)) {
                 self.queue(export);
             }
         }
+    }
+
+    /// Whether there may be more to do for the export.
+    fn one_batch(&self, export: &Weak<Export>, counters: &Counters, answer: &impl Fn(&Export, Withheld)) -> bool {
+        // Not longer than a batch: nobody else holds the files of an export that is gone.
+        let Some(export) = export.upgrade() else { return false };
+        let beside_reads = self.readers.others_than(export.inode);
+        let bytes_max = match beside_reads {
+            true => BATCH_BESIDE_READS_BYTES,
+            false => BATCH_BYTES,
+        };
+        let Some(batch) = export.dirty.take(bytes_max) else {
+            return false;
+        };
+        let begun = Instant::now();
+        // Content that is not open has no unwritten data of ours.
+        if let Some(content) = export.opened() {
+            content.write_back(batch.range.clone());
+        }
+        let took = begun.elapsed();
+        counters.add_many(Counter::WrittenBackBytes, batch.bytes);
+        for withheld in export.dirty.finish(&batch) {
+            counters.add(Counter::WriteKeptBack);
+            answer(&export, withheld);
+        }
+        drop(export);
+        if beside_reads {
+            std::thread::sleep((took * REST_FACTOR).min(REST_MAX));
+        }
+        true
     }
 
     fn queue(&self, export: Weak<Export>) {
