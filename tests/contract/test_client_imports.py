@@ -93,7 +93,9 @@ def test_only_base_dependencies_are_loaded():
     third_party = {name for name in top if not name.startswith("_")}
     of_httpx = {"anyio", "certifi", "h11", "httpcore", "httpx", "idna", "sniffio", "socksio", "exceptiongroup"}
     of_rich = {"rich", "pygments", "markdown_it", "mdurl"}
-    assert third_party <= {"agentenv", "click", "typing_extensions", "colorama"} | of_httpx | of_rich
+    # Debian's Python loads a sitecustomize of its own.
+    of_debian = {"sitecustomize"}
+    assert third_party <= {"agentenv", "click", "typing_extensions", "colorama"} | of_httpx | of_rich | of_debian
 
 
 HELP = """
