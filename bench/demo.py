@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from e2b import CommandExitException, Sandbox
+from e2b import CommandExitException, Sandbox, SandboxException
 
 from bench.machine import describe
-from bench.node import RunningNode, aenv, temporary_node
+from bench.node import NodeFailed, RunningNode, aenv, temporary_node
 
 PROJECT: Final = Path(__file__).parent / "sample_project"
 TARGET: Final = "limiter/window.py"
@@ -179,6 +179,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is left behind", file=sys.stderr)
         return 130
+    except (NodeFailed, SandboxException) as error:
+        print(f"\nthe demo ended early: {error}; nothing is left behind", file=sys.stderr)
+        return 1
     return 0
 
 
