@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from e2b import CommandExitException, Sandbox, SandboxException
+import httpx
+from e2b import CommandExitException, Sandbox
+from e2b.exceptions import SandboxException, ServiceBusyException
 
 from bench.machine import describe
 from bench.node import NodeFailed, RunningNode, aenv, temporary_node
@@ -179,7 +181,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is left behind", file=sys.stderr)
         return 130
-    except (NodeFailed, SandboxException) as error:
+    except (NodeFailed, SandboxException, ServiceBusyException, httpx.HTTPError) as error:
         print(f"\nthe demo ended early: {error}; nothing is left behind", file=sys.stderr)
         return 1
     return 0
