@@ -137,8 +137,7 @@ def seals(bench: BlockBench) -> Samples:
 def neighbour(bench: BlockBench) -> Samples:
     """4 KiB reads of one guest, alone and while another writes as fast as it can: how many times slower."""
     layers = bench.stack(DEPTH, IMAGE_BYTES // 2, CHUNK_BYTES)
-    names = ("neighbour_read_slowdown", "neighbour_read_mean_slowdown", "neighbour_read_p99_slowdown")
-    samples: Samples = {name: [] for name in names}
+    samples: Samples = {}
     try:
         with bench.disk(IMAGE_BYTES // 2, layers) as (quiet, _), bench.disk(IMAGE_BYTES, []) as (busy, _):
             for number in range(PAIRS):
@@ -150,13 +149,13 @@ def neighbour(bench: BlockBench) -> Samples:
                     disturbed = _read_cold(quiet, layers, number)
                 finally:
                     finish_fio(writer)
-                slowdowns = (
-                    disturbed.latency_us_p50 / alone.latency_us_p50,
-                    alone.operations_per_s / disturbed.operations_per_s,
-                    disturbed.latency_us_p99 / alone.latency_us_p99,
-                )
-                for name, slowdown in zip(names, slowdowns, strict=True):
-                    samples[name].append(slowdown)
+                slowdowns = {
+                    "neighbour_read_slowdown": disturbed.latency_us_p50 / alone.latency_us_p50,
+                    "neighbour_read_mean_slowdown": alone.operations_per_s / disturbed.operations_per_s,
+                    "neighbour_read_p99_slowdown": disturbed.latency_us_p99 / alone.latency_us_p99,
+                }
+                for name, slowdown in slowdowns.items():
+                    samples.setdefault(name, []).append(slowdown)
     finally:
         _remove(layers)
     return samples

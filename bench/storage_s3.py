@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -164,11 +164,11 @@ def _start_ms() -> float:
 
 def _wait_for_fill(node: RunningNode) -> None:
     """Until the node's cache has all of every blob in use."""
-    until = time.monotonic() + FILLED_S_MAX
-    while any(blob.in_use and blob.cached_bytes < blob.size_bytes for blob in _cache(node).blobs):
-        if time.monotonic() > until:
-            raise TimeoutError(f"the cache was not filled within {FILLED_S_MAX:g} s")
-        time.sleep(0.5)
+
+    def is_full() -> bool:
+        return all(not blob.in_use or blob.cached_bytes >= blob.size_bytes for blob in _cache(node).blobs)
+
+    _wait_until(is_full, FILLED_S_MAX, "the cache is not filled")
 
 
 def _cache(node: RunningNode) -> CacheState:
@@ -186,10 +186,14 @@ def _cache(node: RunningNode) -> CacheState:
 
 def _wait_for_trace(bucket: Bucket) -> None:
     """Until the order of the first start is in the repository."""
-    until = time.monotonic() + RECORDED_S_MAX
-    while not bucket.keys("traces/"):
+    _wait_until(lambda: bool(bucket.keys("traces/")), RECORDED_S_MAX, "there is no trace of a first start")
+
+
+def _wait_until(is_so: Callable[[], bool], seconds_max: float, otherwise: str) -> None:
+    until = time.monotonic() + seconds_max
+    while not is_so():
         if time.monotonic() > until:
-            raise TimeoutError(f"no trace of a first start within {RECORDED_S_MAX:g} s")
+            raise TimeoutError(f"{otherwise} within {seconds_max:g} s")
         time.sleep(0.5)
 
 

@@ -62,12 +62,8 @@ impl Dirty {
     /// Some of it, up to about so many bytes; none if there is little left, and then `add` will ask again.
     pub fn take(&self, bytes_max: u64) -> Option<Batch> {
         let mut inner = self.lock();
-        if inner.bytes <= DIRTY_BYTES_END {
-            inner.queued = false;
-            return None;
-        }
-        let start = inner.next;
-        let first = inner.pieces.range(start..).next().or(inner.pieces.iter().next());
+        let mut round = inner.pieces.range(inner.next..).chain(&inner.pieces);
+        let first = round.next().filter(|_| inner.bytes > DIRTY_BYTES_END);
         let Some((&first, _)) = first else {
             inner.queued = false;
             return None;
